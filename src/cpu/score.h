@@ -1,0 +1,109 @@
+// Score modifiers, mask and dropout on one tile S[key][kWidth]: lane = query row, in natural units (scale applied).
+#pragma once
+
+#include "core/problem.h"
+#include "cpu/vec.h"
+
+namespace onepass::cpu::ONEPASS_ISA {
+namespace {
+
+/// What the modifiers of one (batch item, query head) need.
+struct HeadScore {
+  const ScoreSpec* spec;
+  const Sequence* sequence;
+  std::int64_t batch, head, batch_head;
+  float slope = 0;
+  std::uint64_t seed = 0;
+  std::uint32_t offset = 0;
+};
+
+ONEPASS_INLINE HeadScore head_score(const Problem& problem, const Sequence& sequence, std::int64_t b,
+                                    std::int64_t head) {
+  const ScoreSpec& spec = problem.score;
+  HeadScore h{&spec, &sequence, b, head, b * problem.heads_q + head};
+  if (spec.alibi_slopes) {
+    h.slope = load_float(spec.alibi_slopes.data, spec.alibi_slopes.dtype,
+                         b * spec.alibi_slopes.stride_batch + head * spec.alibi_slopes.stride_head);
+  }
+  const DropoutSpec& dropout = spec.dropout;
+  h.seed = dropout.state != nullptr ? static_cast<std::uint64_t>(dropout.state[0]) : dropout.seed;
+  h.offset = dropout.state != nullptr ? static_cast<std::uint32_t>(dropout.state[1]) : dropout.offset;
+  return h;
+}
+
+/// The sink of a head, -inf if there is none.
+ONEPASS_INLINE float sink_of(const Problem& problem, std::int64_t head) {
+  const HeadTensor& sinks = problem.score.sinks;
+  return sinks ? load_float(sinks.data, sinks.dtype, head * sinks.stride_head) : -kInf;
+}
+
+/// Softcap, ALiBi and bias on the keys [j0, j0 + keys) of the rows i0 ... i0 + kWidth - 1; lanes at or past `rows` are
+/// left as they are by the bias. `cap_slope`, if given, gets d(capped)/d(score), the factor of the backward.
+inline void modify_scores(const HeadScore& h, float* s, std::int64_t keys, std::int64_t i0, std::int64_t rows,
+                          std::int64_t j0, float* cap_slope = nullptr) {
+  const ScoreSpec& spec = *h.spec;
+  if (spec.softcap != 0) {
+    const float cap = static_cast<float>(spec.softcap), inverse = static_cast<float>(1 / spec.softcap);
+    for (std::int64_t x = 0; x < keys * kWidth; x += kLanes) {
+      const Vec t = tanh(load(s + x) * inverse);
+      store(s + x, cap * t);
+      if (cap_slope != nullptr) store(cap_slope + x, 1.0f - t * t);
+    }
+  }
+  if (h.slope != 0) {
+    for (std::int64_t j = 0; j < keys; ++j) {
+      for (int v = 0; v < kVectors; ++v) {
+        // Distances past 2^24 are rounded, as any float32 formula does.
+        const float distance0 = static_cast<float>(i0 + v * kLanes + h.sequence->position - (j0 + j));
+        const Vec distance = distance0 + __builtin_convertvector(lane_index(), Vec);
+        const Vec magnitude = as_float(as_int(distance) & 0x7fffffff);
+        float* p = s + j * kWidth + v * kLanes;
+        store(p, load(p) - h.slope * magnitude);
+      }
+    }
+  }
+  if (spec.bias) {
+    const BiasTensor& bias = spec.bias;
+    for (std::int64_t i = 0; i < rows; ++i) {
+      const std::int64_t at = bias.offset(h.batch, h.head, i0 + i, h.sequence->k_start + j0);
+      for (std::int64_t j = 0; j < keys; ++j) {
+        s[j * kWidth + i] += load_float(bias.data, bias.dtype, at + j * bias.stride_k);
+      }
+    }
+  }
+}
+
+/// Sets scores that the mask hides to -inf (`hidden`); keys [j0, j0 + keys), rows from i0.
+inline void mask_scores(const Sequence& sequence, float* s, std::int64_t keys, std::int64_t i0, std::int64_t j0,
+                        float hidden = -kInf) {
+  // Row i0 + lane sees key j0 + j if lane + hi > j and lane + lo <= j.
+  constexpr std::int64_t kLimit = std::int64_t{1} << 30;
+  const std::int32_t hi = static_cast<std::int32_t>(clamp_to<std::int64_t>(i0 + sequence.hi_shift - j0, -kLimit, kLimit));
+  const std::int32_t lo = static_cast<std::int32_t>(clamp_to<std::int64_t>(i0 + sequence.lo_shift - j0, -kLimit, kLimit));
+  const IntVec lane = lane_index();
+  for (std::int64_t j = 0; j < keys; ++j) {
+    const std::int32_t key = static_cast<std::int32_t>(j);
+    for (int v = 0; v < kVectors; ++v) {
+      const IntVec row = lane + v * kLanes;
+      float* p = s + j * kWidth + v * kLanes;
+      store(p, select((row + hi > key) & (row + lo <= key), load(p), broadcast(hidden)));
+    }
+  }
+}
+
+/// Multiplies p[key][kWidth] by dropout's factor: 0, or the keep scale.
+inline void drop_tile(const HeadScore& h, float* p, std::int64_t keys, std::int64_t i0, std::int64_t j0) {
+  const DropoutSpec& spec = h.spec->dropout;
+  for (std::int64_t lane = 0; lane < kWidth; ++lane) {
+    PhiloxBlock block{};
+    for (std::int64_t j = 0; j < keys; ++j) {
+      const std::int64_t key = j0 + j;
+      if (j == 0 || (key & 7) == 0) block = dropout_block(h.seed, h.offset, h.batch_head, i0 + lane, key);
+      const float factor = dropout_lane(block, key) >= spec.threshold ? spec.keep_scale : 0.0f;
+      p[j * kWidth + lane] *= factor;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace onepass::cpu::ONEPASS_ISA
