@@ -1,0 +1,19 @@
+// How much work a problem is: visible pairs, FLOPs, bytes.
+#pragma once
+
+#include "core/problem.h"
+
+namespace onepass {
+
+/// Visible (query, key) pairs of one head, over the whole batch, exactly. Where length arrays are absent (planning),
+/// every sequence has the declared maximum.
+double visible_pairs(const Problem& problem);
+
+/// FLOPs by the papers' convention: forward 2 pairs heads_q (head_dim + head_dim_v), backward 2 pairs heads_q
+/// (3 head_dim + 2 head_dim_v); a square causal problem without a window counts seq^2 / 2 pairs.
+double convention_flops(const Problem& problem);
+
+/// Bytes of the operands, each read or written once.
+double operand_bytes(const Problem& problem);
+
+}  // namespace onepass
