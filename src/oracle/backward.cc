@@ -102,7 +102,7 @@ class Backward {
     if (lse == -std::numeric_limits<Real>::infinity()) return;
 
     // The gradient of a score: P (keep dO.V - D), where D = dO.O, less the gradient that enters through lse.
-    Real d = dot(dout_.data(), out_.data(), p_.head_dim_v);
+    Real d = row_sum(dout_.data(), out_.data(), p_.head_dim_v);
     if (x_.grad_lse) d -= Real(*x_.grad_lse.row(b, h, seq));
     if (p_.score.sinks) sinks_[b * p_.heads_q + h] -= std::exp(head.sink(h) - lse) * d;
 
@@ -136,6 +136,14 @@ class Backward {
     }
     for (Real& x : out_) x = rounded_(x);
     return lse;
+  }
+
+  /// D. In float32 in another order than dO.V, as in every kernel: where the two cancel, their errors remain.
+  static Real row_sum(const Real* a, const Real* b, std::int64_t n) {
+    if constexpr (sizeof(Real) == 8) return dot(a, b, n);
+    Real sum = 0;
+    for (std::int64_t c = 0; c < n; ++c) sum = std::fma(a[c], b[c], sum);
+    return sum;
   }
 
   void store_sinks() {
