@@ -61,8 +61,9 @@ Report check_backward(Case& c, const Reference& reference, const BackwardRunner&
 
 bool serves(const Kernel& kernel, const Case& c) {
   const CaseSpec& s = c.spec();
-  const bool pass = kernel.pass == s.pass || (kernel.pass == Pass::forward && s.pass == Pass::decode);
-  return pass && (kernel.dtypes >> static_cast<int>(s.dtype) & 1u) != 0 && s.head_dim <= kernel.max_head_dim &&
+  if ((kernel.pass == Pass::backward) != (s.pass == Pass::backward)) return false;
+  if (kernel.pass == Pass::decode && s.seq_q > 16) return false;
+  return (kernel.dtypes >> static_cast<int>(s.dtype) & 1u) != 0 && s.head_dim <= kernel.max_head_dim &&
          s.head_dim_v <= kernel.max_head_dim;
 }
 
