@@ -38,7 +38,11 @@ template <class T>
 ONEPASS_INLINE constexpr T clamp_to(T x, T lo, T hi) {
   return x < lo ? lo : hi < x ? hi : x;
 }
-ONEPASS_INLINE constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-ONEPASS_INLINE constexpr std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_div(a, b) * b; }
+ONEPASS_INLINE constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+ONEPASS_INLINE constexpr std::int64_t round_up(std::int64_t a, std::int64_t b) {
+  return ceil_div(a, b) * b;
+}
 
 }  // namespace onepass

@@ -7,10 +7,16 @@
 
 namespace onepass {
 
-ONEPASS_INLINE float bits_to_float(std::uint32_t bits) { return __builtin_bit_cast(float, bits); }
-ONEPASS_INLINE std::uint32_t float_to_bits(float x) { return __builtin_bit_cast(std::uint32_t, x); }
+ONEPASS_INLINE float bits_to_float(std::uint32_t bits) {
+  return __builtin_bit_cast(float, bits);
+}
+ONEPASS_INLINE std::uint32_t float_to_bits(float x) {
+  return __builtin_bit_cast(std::uint32_t, x);
+}
 
-ONEPASS_INLINE float bf16_to_float(std::uint16_t bits) { return bits_to_float(std::uint32_t{bits} << 16); }
+ONEPASS_INLINE float bf16_to_float(std::uint16_t bits) {
+  return bits_to_float(std::uint32_t{bits} << 16);
+}
 
 ONEPASS_INLINE std::uint16_t float_to_bf16(float x) {
   const std::uint32_t bits = float_to_bits(x);

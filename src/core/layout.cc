@@ -96,9 +96,8 @@ bool overlap(const Layout& a, const Layout& b) {
   for (int k = 0; k < b.rank; ++k) period = std::gcd(period, b.stride[k]);
   if (period > 0) {
     const std::int64_t shift = static_cast<std::int64_t>((b.base - a.base) % static_cast<std::uintptr_t>(period));
-    const std::int64_t wrapped = b.base >= a.base
-                                     ? shift
-                                     : (period - static_cast<std::int64_t>((a.base - b.base) % period)) % period;
+    const std::int64_t wrapped =
+        b.base >= a.base ? shift : (period - static_cast<std::int64_t>((a.base - b.base) % period)) % period;
     if (wrapped >= a.run && wrapped + b.run <= period) return false;
   }
   constexpr std::int64_t kSearchedRows = 1 << 14;

@@ -14,7 +14,7 @@ inline constexpr std::int64_t kFar = std::int64_t{1} << 60;
 struct MaskSpec {
   bool causal = false;
   Align align = Align::bottom_right;
-  std::int64_t window_left = -1;   // -1: unbounded
+  std::int64_t window_left = -1;  // -1: unbounded
   std::int64_t window_right = -1;
   const std::int32_t* cu_seqlens_q = nullptr;  // (batch + 1); with cu_seqlens_k: packed sequences
   const std::int32_t* cu_seqlens_k = nullptr;  // (batch + 1)
@@ -22,7 +22,7 @@ struct MaskSpec {
   const std::int32_t* k_start = nullptr;       // (batch)
   const std::int32_t* k_length = nullptr;      // (batch)
   const std::int32_t* q_position = nullptr;    // (batch)
-  bool varlen = false;  // packed operands; the pointers may still be null when only planning
+  bool varlen = false;                         // packed operands; the pointers may still be null when only planning
 };
 
 struct Interval {
@@ -34,12 +34,12 @@ struct Interval {
 /// One sequence of the batch: where its rows are, and which of its keys each query row sees. Keys are counted from
 /// the sequence's own first key (k_start), queries from its own first query.
 struct Sequence {
-  std::int64_t q_row = 0;     // first query row in the operand's seq dimension (packed: cu_seqlens_q[b])
-  std::int64_t k_row = 0;     // first key row (packed: cu_seqlens_k[b]; else k_start[b])
-  std::int64_t k_start = 0;   // k_row within the batch item, the column of key 0 in a bias
+  std::int64_t q_row = 0;    // first query row in the operand's seq dimension (packed: cu_seqlens_q[b])
+  std::int64_t k_row = 0;    // first key row (packed: cu_seqlens_k[b]; else k_start[b])
+  std::int64_t k_start = 0;  // k_row within the batch item, the column of key 0 in a bias
   std::int64_t q_length = 0;
   std::int64_t k_length = 0;
-  std::int64_t position = 0;  // p(i) = i + position, the key position of query row i
+  std::int64_t position = 0;      // p(i) = i + position, the key position of query row i
   std::int64_t lo_shift = -kFar;  // row i sees the keys max(0, i + lo_shift) <= j < min(k_length, i + hi_shift)
   std::int64_t hi_shift = kFar;
 
@@ -89,7 +89,7 @@ ONEPASS_INLINE Sequence sequence_at(const MaskSpec& mask, std::int64_t b, std::i
     s.k_length -= s.k_start;
   }
   if (mask.k_length != nullptr) s.k_length = clamp_to<std::int64_t>(mask.k_length[b], 0, s.k_length);
-  s.position = mask.q_position != nullptr           ? std::int64_t{mask.q_position[b]}
+  s.position = mask.q_position != nullptr          ? std::int64_t{mask.q_position[b]}
                : mask.align == Align::bottom_right ? s.k_length - s.q_length
                                                    : 0;
   if (mask.window_left >= 0) s.lo_shift = s.position - min_of(mask.window_left, kFar);

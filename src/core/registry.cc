@@ -21,7 +21,9 @@ Status run_backward(const Problem& problem, const BackwardOperands& operands, co
   return {};
 }
 
-std::size_t no_workspace(const Problem&, int) { return 0; }
+std::size_t no_workspace(const Problem&, int) {
+  return 0;
+}
 Status oracle_forward(const Problem& problem, const ForwardOperands& operands, const Launch&) {
   return oracle::forward(problem, operands);
 }
@@ -29,12 +31,14 @@ Status oracle_backward(const Problem& problem, const BackwardOperands& operands,
   return oracle::backward(problem, operands, oracle::Precision::exact, false);
 }
 
-#define ONEPASS_ROW_HEAD(name, pass, isa, dtypes, max_head_dim) #name, Pass::pass, Backend::cpu, #isa, dtypes, max_head_dim, 0
+#define ONEPASS_ROW_HEAD(name, pass, isa, dtypes, max_head_dim) \
+#name, Pass::pass, Backend::cpu, #isa, dtypes, max_head_dim, 0
 #define ONEPASS_ROW_forward(isa) &cpu::isa::forward_workspace, &run_forward<&cpu::isa::forward>, nullptr
 #define ONEPASS_ROW_decode(isa) &cpu::isa::decode_workspace, &run_forward<&cpu::isa::decode>, nullptr
 #define ONEPASS_ROW_backward(isa) &cpu::isa::backward_workspace, nullptr, &run_backward<&cpu::isa::backward>
 
-#define ONEPASS_ROW_portable(name, pass, isa, ...) Kernel{ONEPASS_ROW_HEAD(name, pass, isa, __VA_ARGS__), ONEPASS_ROW_##pass(isa)},
+#define ONEPASS_ROW_portable(name, pass, isa, ...) \
+  Kernel{ONEPASS_ROW_HEAD(name, pass, isa, __VA_ARGS__), ONEPASS_ROW_##pass(isa)},
 #define ONEPASS_ROW_oracle(name, pass, isa, ...) \
   Kernel{ONEPASS_ROW_HEAD(name, pass, isa, __VA_ARGS__), &no_workspace, &oracle_forward, &oracle_backward},
 #if defined(ONEPASS_X86)
@@ -46,7 +50,8 @@ Status oracle_backward(const Problem& problem, const BackwardOperands& operands,
 #define ONEPASS_ROW_avx512 ONEPASS_ROW_x86
 #define ONEPASS_ROW_avx512bf16 ONEPASS_ROW_x86
 #define ONEPASS_ROW_amx ONEPASS_ROW_x86
-#define ONEPASS_CPU_KERNEL(name, pass, isa, dtypes, max_head_dim) ONEPASS_ROW_##isa(name, pass, isa, dtypes, max_head_dim)
+#define ONEPASS_CPU_KERNEL(name, pass, isa, dtypes, max_head_dim) \
+  ONEPASS_ROW_##isa(name, pass, isa, dtypes, max_head_dim)
 
 constexpr auto kTable = std::to_array<Kernel>({
 #include "core/kernels.def"
@@ -57,11 +62,14 @@ const char* pass_name(Pass pass) {
 }
 
 /// Few query rows against many keys: split over keys instead of over query rows.
-bool decode_shaped(const Problem& p) { return p.seq_q <= 16 && p.seq_k >= 128; }
+bool decode_shaped(const Problem& p) {
+  return p.seq_q <= 16 && p.seq_k >= 128;
+}
 
 /// Why `kernel` does not serve `problem`, or null. Not whether the machine can run it.
 const char* mismatch(const Kernel& kernel, const Problem& problem) {
-  const bool same_pass = kernel.pass == problem.pass || (kernel.pass == Pass::decode && problem.pass == Pass::forward) ||
+  const bool same_pass = kernel.pass == problem.pass ||
+                         (kernel.pass == Pass::decode && problem.pass == Pass::forward) ||
                          (kernel.pass == Pass::forward && problem.pass == Pass::decode);
   if (!same_pass) return "another pass";
   if ((kernel.dtypes >> static_cast<int>(problem.dtype) & 1u) == 0) return "dtype";
@@ -70,7 +78,9 @@ const char* mismatch(const Kernel& kernel, const Problem& problem) {
   return nullptr;
 }
 
-std::string_view arch_of(const Kernel& kernel) { return kernel.arch; }
+std::string_view arch_of(const Kernel& kernel) {
+  return kernel.arch;
+}
 
 /// Runs, but a later row is better: why, or null.
 const char* not_preferred(const Kernel& kernel, const Problem& problem, const Machine& machine) {
@@ -84,7 +94,9 @@ const char* not_preferred(const Kernel& kernel, const Problem& problem, const Ma
 
 }  // namespace
 
-std::span<const Kernel> kernels() { return kTable; }
+std::span<const Kernel> kernels() {
+  return kTable;
+}
 
 const Kernel* find_kernel(std::string_view name) {
   for (const Kernel& kernel : kTable) {
@@ -115,8 +127,8 @@ Status select_kernel(const Problem& problem, const Machine& machine, const char*
                          found->arch);
     }
     if (const char* reason = mismatch(*found, problem)) {
-      return unsupported("kernel %s does not serve this %s problem: %s (dtype %s, head_dim %" PRId64 ", head_dim_v %" PRId64
-                         ", seq_q %" PRId64 "); leave `kernel` out to have one chosen",
+      return unsupported("kernel %s does not serve this %s problem: %s (dtype %s, head_dim %" PRId64
+                         ", head_dim_v %" PRId64 ", seq_q %" PRId64 "); leave `kernel` out to have one chosen",
                          forced, pass_name(problem.pass), reason, dtype_name(problem.dtype), problem.head_dim,
                          problem.head_dim_v, problem.seq_q);
     }

@@ -34,8 +34,8 @@ struct Kernel {
 struct Machine {
   Backend backend = Backend::cpu;
   bool avx2 = false, avx512 = false, avx512bf16 = false, amx = false;
-  bool fast_bf16_dot = false;     // vdpbf16ps outruns the float32 FMA: AMD's cores, not Intel's up to Sapphire Rapids
-  int compute_capability = 0;     // CUDA: 90 for 9.0
+  bool fast_bf16_dot = false;  // vdpbf16ps outruns the float32 FMA: AMD's cores, not Intel's up to Sapphire Rapids
+  int compute_capability = 0;  // CUDA: 90 for 9.0
 };
 
 /// This machine's CPU, detected once.

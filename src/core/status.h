@@ -27,10 +27,10 @@ class [[nodiscard]] Status {
 [[gnu::format(printf, 1, 2)]] Status unsupported(const char* format, ...);
 [[gnu::format(printf, 1, 2)]] Status device_error(const char* format, ...);
 
-#define ONEPASS_RETURN_IF_ERROR(expression)                  \
-  do {                                                       \
-    ::onepass::Status status_ = (expression);                \
-    if (!status_.ok()) return status_;                       \
+#define ONEPASS_RETURN_IF_ERROR(expression)   \
+  do {                                        \
+    ::onepass::Status status_ = (expression); \
+    if (!status_.ok()) return status_;        \
   } while (false)
 
 }  // namespace onepass

@@ -10,7 +10,8 @@ namespace onepass {
 namespace {
 
 Status check_size(const char* name, std::int64_t value) {
-  if (value < 0) return invalid_argument("%s must be 0 or more: got %" PRId64 "; pass 0 for an empty problem", name, value);
+  if (value < 0)
+    return invalid_argument("%s must be 0 or more: got %" PRId64 "; pass 0 for an empty problem", name, value);
   return {};
 }
 
@@ -44,13 +45,17 @@ Status check_overlap(const std::array<Named, kOutputs>& outputs, const std::arra
   for (std::size_t i = 0; i < kOutputs; ++i) {
     const Named& out = outputs[i];
     if (overlaps_itself(out.layout)) {
-      return invalid_argument("%s: an output's elements must not overlap: a stride is 0 or smaller than what it "
-                              "steps over; pass a contiguous tensor", out.name);
+      return invalid_argument(
+          "%s: an output's elements must not overlap: a stride is 0 or smaller than what it "
+          "steps over; pass a contiguous tensor",
+          out.name);
     }
     for (const Named& in : inputs) {
       if (overlap(out.layout, in.layout)) {
-        return invalid_argument("%s overlaps the input %s: outputs must have bytes of their own; pass a separate "
-                                "tensor", out.name, in.name);
+        return invalid_argument(
+            "%s overlaps the input %s: outputs must have bytes of their own; pass a separate "
+            "tensor",
+            out.name, in.name);
       }
     }
     for (std::size_t j = 0; j < i; ++j) {
@@ -74,7 +79,8 @@ Status check_cu_seqlens(const char* name, const std::int32_t* offsets, std::int6
     }
     if (length > longest) {
       return invalid_argument("%s: sequence %" PRId64 " has %" PRId64 " tokens, more than the declared maximum %" PRId64
-                              "; pass a larger max_seqlen", name, b, length, longest);
+                              "; pass a larger max_seqlen",
+                              name, b, length, longest);
     }
   }
   if (offsets[batch] > total) {
@@ -110,7 +116,8 @@ Status check_problem(const Problem& p) {
   if (p.heads_kv == 0 ? p.heads_q != 0 : p.heads_q % p.heads_kv != 0) {
     const std::int64_t nearest = p.heads_kv == 0 ? 0 : max_of<std::int64_t>(p.heads_q / p.heads_kv, 1) * p.heads_kv;
     return invalid_argument("heads_q must be a multiple of heads_kv: got %" PRId64 " query heads over %" PRId64
-                            " KV heads; nearest: %" PRId64 " query heads", p.heads_q, p.heads_kv, nearest);
+                            " KV heads; nearest: %" PRId64 " query heads",
+                            p.heads_q, p.heads_kv, nearest);
   }
   const MaskSpec& mask = p.mask;
   if (mask.window_left < -1 || mask.window_right < -1) {
@@ -121,7 +128,8 @@ Status check_problem(const Problem& p) {
     return invalid_argument("cu_seqlens need packed operands of 3 dimensions (tokens, heads, head_dim)");
   }
   const ScoreSpec& score = p.score;
-  if (!std::isfinite(score.scale)) return invalid_argument("scale must be finite: got %g; NAN means 1/sqrt(head_dim)", score.scale);
+  if (!std::isfinite(score.scale))
+    return invalid_argument("scale must be finite: got %g; NAN means 1/sqrt(head_dim)", score.scale);
   if (!std::isfinite(score.softcap) || score.softcap < 0) {
     return invalid_argument("softcap must be finite and 0 (none) or more: got %g", score.softcap);
   }
@@ -158,22 +166,21 @@ Status check_operands(const Problem& p, const ForwardOperands& o) {
 }
 
 Status check_operands(const Problem& p, const BackwardOperands& o) {
-  return check_overlap<5, 10>(
-      {{{"grad_q", layout_of(o.grad_q, p, p.total_q, p.heads_q, p.head_dim)},
-        {"grad_k", layout_of(o.grad_k, p, p.total_k, p.heads_kv, p.head_dim)},
-        {"grad_v", layout_of(o.grad_v, p, p.total_k, p.heads_kv, p.head_dim_v)},
-        {"grad_bias", layout_of(o.grad_bias, p)},
-        {"grad_sinks", layout_of(o.grad_sinks, p)}}},
-      {{{"q", layout_of(o.q, p, p.total_q, p.heads_q, p.head_dim)},
-        {"k", layout_of(o.k, p, p.total_k, p.heads_kv, p.head_dim)},
-        {"v", layout_of(o.v, p, p.total_k, p.heads_kv, p.head_dim_v)},
-        {"out", layout_of(o.out, p, p.total_q, p.heads_q, p.head_dim_v)},
-        {"grad_out", layout_of(o.grad_out, p, p.total_q, p.heads_q, p.head_dim_v)},
-        {"lse", layout_of(o.lse, p)},
-        {"grad_lse", layout_of(o.grad_lse, p)},
-        {"bias", layout_of(p.score.bias, p)},
-        {"sinks", layout_of(p.score.sinks, p)},
-        {"alibi_slopes", layout_of(p.score.alibi_slopes, p)}}});
+  return check_overlap<5, 10>({{{"grad_q", layout_of(o.grad_q, p, p.total_q, p.heads_q, p.head_dim)},
+                                {"grad_k", layout_of(o.grad_k, p, p.total_k, p.heads_kv, p.head_dim)},
+                                {"grad_v", layout_of(o.grad_v, p, p.total_k, p.heads_kv, p.head_dim_v)},
+                                {"grad_bias", layout_of(o.grad_bias, p)},
+                                {"grad_sinks", layout_of(o.grad_sinks, p)}}},
+                              {{{"q", layout_of(o.q, p, p.total_q, p.heads_q, p.head_dim)},
+                                {"k", layout_of(o.k, p, p.total_k, p.heads_kv, p.head_dim)},
+                                {"v", layout_of(o.v, p, p.total_k, p.heads_kv, p.head_dim_v)},
+                                {"out", layout_of(o.out, p, p.total_q, p.heads_q, p.head_dim_v)},
+                                {"grad_out", layout_of(o.grad_out, p, p.total_q, p.heads_q, p.head_dim_v)},
+                                {"lse", layout_of(o.lse, p)},
+                                {"grad_lse", layout_of(o.grad_lse, p)},
+                                {"bias", layout_of(p.score.bias, p)},
+                                {"sinks", layout_of(p.score.sinks, p)},
+                                {"alibi_slopes", layout_of(p.score.alibi_slopes, p)}}});
 }
 
 }  // namespace onepass

@@ -6,9 +6,11 @@ namespace {
 /// Sum over rows 0 <= i < n of clamp(i + shift, 0, limit).
 double sum_of_clamped(std::int64_t n, std::int64_t shift, std::int64_t limit) {
   // Rows below `first` give 0, rows from `last` on give the limit, between them an arithmetic series.
-  const std::int64_t first = clamp_to<std::int64_t>(-shift, 0, n), last = clamp_to<std::int64_t>(limit - shift, first, n);
+  const std::int64_t first = clamp_to<std::int64_t>(-shift, 0, n),
+                     last = clamp_to<std::int64_t>(limit - shift, first, n);
   const double count = static_cast<double>(last - first);
-  const double series = count == 0 ? 0 : count * (static_cast<double>(first + shift) + static_cast<double>(last - 1 + shift)) / 2;
+  const double series =
+      count == 0 ? 0 : count * (static_cast<double>(first + shift) + static_cast<double>(last - 1 + shift)) / 2;
   return series + static_cast<double>(n - last) * static_cast<double>(limit);
 }
 
@@ -31,10 +33,12 @@ double visible_pairs(const Problem& p) {
 double convention_flops(const Problem& p) {
   const bool uniform = p.mask.cu_seqlens_q == nullptr && p.mask.q_length == nullptr && p.mask.k_length == nullptr;
   const bool square_causal = p.mask.causal && p.seq_q == p.seq_k && p.mask.window_left < 0 && uniform;
-  const double pairs = square_causal ? static_cast<double>(p.batch) * static_cast<double>(p.seq_q) * static_cast<double>(p.seq_k) / 2
-                                     : visible_pairs(p);
-  const double per_pair = p.pass == Pass::backward ? 3.0 * static_cast<double>(p.head_dim) + 2.0 * static_cast<double>(p.head_dim_v)
-                                                   : static_cast<double>(p.head_dim + p.head_dim_v);
+  const double pairs =
+      square_causal ? static_cast<double>(p.batch) * static_cast<double>(p.seq_q) * static_cast<double>(p.seq_k) / 2
+                    : visible_pairs(p);
+  const double per_pair = p.pass == Pass::backward
+                              ? 3.0 * static_cast<double>(p.head_dim) + 2.0 * static_cast<double>(p.head_dim_v)
+                              : static_cast<double>(p.head_dim + p.head_dim_v);
   return 2 * pairs * static_cast<double>(p.heads_q) * per_pair;
 }
 
@@ -44,7 +48,8 @@ double operand_bytes(const Problem& p) {
   const double rows_q = items * static_cast<double>(p.total_q) * static_cast<double>(p.heads_q);
   const double rows_k = items * static_cast<double>(p.total_k) * static_cast<double>(p.heads_kv);
   const double q = rows_q * static_cast<double>(p.head_dim) * size, k = rows_k * static_cast<double>(p.head_dim) * size;
-  const double o = rows_q * static_cast<double>(p.head_dim_v) * size, v = rows_k * static_cast<double>(p.head_dim_v) * size;
+  const double o = rows_q * static_cast<double>(p.head_dim_v) * size,
+               v = rows_k * static_cast<double>(p.head_dim_v) * size;
   const double lse = 4 * rows_q;
   return p.pass == Pass::backward ? 2 * (q + k + v + o) + lse : q + k + v + o + lse;
 }

@@ -8,14 +8,14 @@ namespace onepass::cpu {
 
 /// Raw results, so that files compiled for one instruction set instantiate nothing from the standard library.
 /// 0: done. Everything that can be refused was refused before.
-#define ONEPASS_CPU_ISA(isa)                                                                        \
-  namespace isa {                                                                                   \
-  std::size_t forward_workspace(const Problem& problem, int threads);                               \
-  void forward(const Problem& problem, const ForwardOperands& operands, const Launch& launch);      \
-  std::size_t backward_workspace(const Problem& problem, int threads);                              \
-  void backward(const Problem& problem, const BackwardOperands& operands, const Launch& launch);    \
-  std::size_t decode_workspace(const Problem& problem, int threads);                                \
-  void decode(const Problem& problem, const ForwardOperands& operands, const Launch& launch);       \
+#define ONEPASS_CPU_ISA(isa)                                                                     \
+  namespace isa {                                                                                \
+  std::size_t forward_workspace(const Problem& problem, int threads);                            \
+  void forward(const Problem& problem, const ForwardOperands& operands, const Launch& launch);   \
+  std::size_t backward_workspace(const Problem& problem, int threads);                           \
+  void backward(const Problem& problem, const BackwardOperands& operands, const Launch& launch); \
+  std::size_t decode_workspace(const Problem& problem, int threads);                             \
+  void decode(const Problem& problem, const ForwardOperands& operands, const Launch& launch);    \
   }
 
 ONEPASS_CPU_ISA(portable)

@@ -14,9 +14,13 @@ void run_parallel(int threads, void (*body)(void* context, int worker), void* co
 int default_threads();
 
 template <class T>
-struct RemoveReferenceOf { using type = T; };
+struct RemoveReferenceOf {
+  using type = T;
+};
 template <class T>
-struct RemoveReferenceOf<T&> { using type = T; };
+struct RemoveReferenceOf<T&> {
+  using type = T;
+};
 template <class T>
 using RemoveReference = typename RemoveReferenceOf<T>::type;
 

@@ -10,8 +10,8 @@ namespace {
 /// One register tile: kM rows by kN vectors. begin(i, j) gives the start value of accumulator (row i, vector j),
 /// end(i, j, value) takes the result.
 template <int kM, int kN, class Begin, class End>
-ONEPASS_INLINE void product_tile(const float* a, std::int64_t a_row, std::int64_t a_k, const float* b,
-                                 std::int64_t b_k, std::int64_t depth, Begin&& begin, End&& end) {
+ONEPASS_INLINE void product_tile(const float* a, std::int64_t a_row, std::int64_t a_k, const float* b, std::int64_t b_k,
+                                 std::int64_t depth, Begin&& begin, End&& end) {
   Vec acc[kM][kN];
 #pragma GCC unroll 16
   for (int i = 0; i < kM; ++i) {

@@ -78,8 +78,10 @@ inline void mask_scores(const Sequence& sequence, float* s, std::int64_t keys, s
                         float hidden = -kInf) {
   // Row i0 + lane sees key j0 + j if lane + hi > j and lane + lo <= j.
   constexpr std::int64_t kLimit = std::int64_t{1} << 30;
-  const std::int32_t hi = static_cast<std::int32_t>(clamp_to<std::int64_t>(i0 + sequence.hi_shift - j0, -kLimit, kLimit));
-  const std::int32_t lo = static_cast<std::int32_t>(clamp_to<std::int64_t>(i0 + sequence.lo_shift - j0, -kLimit, kLimit));
+  const std::int32_t hi =
+      static_cast<std::int32_t>(clamp_to<std::int64_t>(i0 + sequence.hi_shift - j0, -kLimit, kLimit));
+  const std::int32_t lo =
+      static_cast<std::int32_t>(clamp_to<std::int64_t>(i0 + sequence.lo_shift - j0, -kLimit, kLimit));
   const IntVec lane = lane_index();
   for (std::int64_t j = 0; j < keys; ++j) {
     const std::int32_t key = static_cast<std::int32_t>(j);

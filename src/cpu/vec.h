@@ -33,13 +33,27 @@ typedef std::uint16_t HalfVecUnaligned __attribute__((vector_size(kLanes * 2), a
 inline constexpr float kInf = __builtin_inff();
 inline constexpr float kLog2e = 1.44269504088896341f, kLn2 = 0.693147180559945309f;
 
-ONEPASS_INLINE Vec load(const float* p) { return *reinterpret_cast<const VecUnaligned*>(p); }
-ONEPASS_INLINE void store(float* p, Vec x) { *reinterpret_cast<VecUnaligned*>(p) = x; }
-ONEPASS_INLINE Vec broadcast(float x) { return x - Vec{}; }
-ONEPASS_INLINE IntVec broadcast_int(std::int32_t x) { return x - IntVec{}; }
-ONEPASS_INLINE Vec select(IntVec mask, Vec a, Vec b) { return mask ? a : b; }
-ONEPASS_INLINE Vec as_float(IntVec x) { return reinterpret_cast<Vec>(x); }
-ONEPASS_INLINE IntVec as_int(Vec x) { return reinterpret_cast<IntVec>(x); }
+ONEPASS_INLINE Vec load(const float* p) {
+  return *reinterpret_cast<const VecUnaligned*>(p);
+}
+ONEPASS_INLINE void store(float* p, Vec x) {
+  *reinterpret_cast<VecUnaligned*>(p) = x;
+}
+ONEPASS_INLINE Vec broadcast(float x) {
+  return x - Vec{};
+}
+ONEPASS_INLINE IntVec broadcast_int(std::int32_t x) {
+  return x - IntVec{};
+}
+ONEPASS_INLINE Vec select(IntVec mask, Vec a, Vec b) {
+  return mask ? a : b;
+}
+ONEPASS_INLINE Vec as_float(IntVec x) {
+  return reinterpret_cast<Vec>(x);
+}
+ONEPASS_INLINE IntVec as_int(Vec x) {
+  return reinterpret_cast<IntVec>(x);
+}
 
 /// The larger of two; b where one is NaN.
 ONEPASS_INLINE Vec max(Vec a, Vec b) {
@@ -88,30 +102,37 @@ template <bool kFast = false>
 ONEPASS_INLINE Vec exp2(Vec x) {
 #if defined(__AVX512F__)
   const Vec f = _mm512_reduce_ps(x, 0x09);  // x - floor(x)
-  const Vec p = kFast ? 0.99992528f + f * (0.695833132f + f * (0.226067736f + f * 0.0780243571f))
-                      : 1.0f + f * (0.693146984f + f * (0.240229836f + f * (0.055483343f + f * (0.00967883997f +
-                            f * (0.00124396898f + f * 0.000217022697f)))));
+  const Vec p =
+      kFast ? 0.99992528f + f * (0.695833132f + f * (0.226067736f + f * 0.0780243571f))
+            : 1.0f + f * (0.693146984f +
+                          f * (0.240229836f +
+                               f * (0.055483343f + f * (0.00967883997f + f * (0.00124396898f + f * 0.000217022697f)))));
   return _mm512_scalef_ps(p, x);
 #else
   Vec t = x < -127.0f ? broadcast(-127.0f) : x;  // NaN compares false and stays
   t = t > 127.0f ? broadcast(127.0f) : t;
   const Vec rounded = t + 12582912.0f;  // 1.5 * 2^23: the integer nearest to t in the low bits
   const Vec f = t - (rounded - 12582912.0f);
-  const Vec p = 1.0f + f * (0.693147206f + f * (0.240226469f + f * (0.0555032877f + f * (0.00961848896f +
-                    f * (0.00133999356f + f * 0.000153458221f)))));
+  const Vec p =
+      1.0f +
+      f * (0.693147206f + f * (0.240226469f + f * (0.0555032877f +
+                                                   f * (0.00961848896f + f * (0.00133999356f + f * 0.000153458221f)))));
   const Vec result = as_float(as_int(p) + (as_int(rounded) << 23));
   return x < -126.0f ? Vec{} : (x == x ? result : x);
 #endif
 }
 
 /// Natural exponential, by exp2.
-ONEPASS_INLINE Vec exp(Vec x) { return exp2(x * kLog2e); }
+ONEPASS_INLINE Vec exp(Vec x) {
+  return exp2(x * kLog2e);
+}
 
 /// tanh: odd polynomial below 0.625 (coefficients of Cephes' tanhf), else 1 - 2 / (exp(2|x|) + 1).
 ONEPASS_INLINE Vec tanh(Vec x) {
   const Vec z = x * x;
-  const Vec small = x + x * z * (-0.333332819f + z * (0.133314422f + z * (-0.0537397156f + z * (0.0206390888f -
-                        z * 0.00570498873f))));
+  const Vec small =
+      x +
+      x * z * (-0.333332819f + z * (0.133314422f + z * (-0.0537397156f + z * (0.0206390888f - z * 0.00570498873f))));
   const Vec magnitude = as_float(as_int(x) & 0x7fffffff);
   const Vec bounded = magnitude < 10.0f ? magnitude : broadcast(10.0f);  // tanh(10) rounds to 1
   const Vec large = 1.0f - 2.0f / (exp2(bounded * (2 * kLog2e)) + 1.0f);
@@ -121,9 +142,18 @@ ONEPASS_INLINE Vec tanh(Vec x) {
 
 // ---- storage types: kLanes elements at a time ----
 
-struct StoreF32 { using Element = float; static constexpr DType kType = DType::f32; };
-struct StoreF16 { using Element = std::uint16_t; static constexpr DType kType = DType::f16; };
-struct StoreBf16 { using Element = std::uint16_t; static constexpr DType kType = DType::bf16; };
+struct StoreF32 {
+  using Element = float;
+  static constexpr DType kType = DType::f32;
+};
+struct StoreF16 {
+  using Element = std::uint16_t;
+  static constexpr DType kType = DType::f16;
+};
+struct StoreBf16 {
+  using Element = std::uint16_t;
+  static constexpr DType kType = DType::bf16;
+};
 
 ONEPASS_INLINE Vec bf16_to_vec(HalfVec x) {
   return as_float(reinterpret_cast<IntVec>(__builtin_convertvector(x, UintVec) << 16));
