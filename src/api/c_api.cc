@@ -4,6 +4,7 @@
 #include <string>
 
 #include "api/explain.h"
+#include "api/options.h"
 #include "api/request.h"
 #include "api/run.h"
 

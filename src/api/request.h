@@ -32,8 +32,4 @@ Status make_request(const onepass_forward_args_t& args, bool planning, Request* 
 Status make_request(const onepass_backward_args_t& args, bool planning, Request* request);
 Status make_request(const onepass_decode_args_t& args, bool planning, Request* request);
 
-/// A copy of a caller's struct: the fields its struct_size covers, defaults behind. Refuses sizes no version had.
-template <class Args>
-Status read_args(const void* given, const Args& defaults, const char* name, Args* args);
-
 }  // namespace onepass::api
