@@ -1,4 +1,5 @@
 // Score modifiers, mask and dropout on one tile S[key][kWidth]: lane = query row, in natural units (scale applied).
+// A tile may be a panel of a wider one: `row` is the distance of its keys.
 #pragma once
 
 #include "core/problem.h"
@@ -40,14 +41,16 @@ ONEPASS_INLINE float sink_of(const Problem& problem, std::int64_t head) {
 /// Softcap, ALiBi and bias on the keys [j0, j0 + keys) of the rows i0 ... i0 + kWidth - 1; lanes at or past `rows` are
 /// left as they are by the bias. `cap_slope`, if given, gets d(capped)/d(score), the factor of the backward.
 inline void modify_scores(const HeadScore& h, float* s, std::int64_t keys, std::int64_t i0, std::int64_t rows,
-                          std::int64_t j0, float* cap_slope = nullptr) {
+                          std::int64_t j0, float* cap_slope = nullptr, std::int64_t row = kWidth) {
   const ScoreSpec& spec = *h.spec;
   if (spec.softcap != 0) {
     const float cap = static_cast<float>(spec.softcap), inverse = static_cast<float>(1 / spec.softcap);
-    for (std::int64_t x = 0; x < keys * kWidth; x += kLanes) {
-      const Vec t = tanh(load(s + x) * inverse);
-      store(s + x, cap * t);
-      if (cap_slope != nullptr) store(cap_slope + x, 1.0f - t * t);
+    for (std::int64_t j = 0; j < keys; ++j) {
+      for (std::int64_t x = j * row; x < j * row + kWidth; x += kLanes) {
+        const Vec t = tanh(load(s + x) * inverse);
+        store(s + x, cap * t);
+        if (cap_slope != nullptr) store(cap_slope + x, 1.0f - t * t);
+      }
     }
   }
   if (h.slope != 0) {
@@ -57,7 +60,7 @@ inline void modify_scores(const HeadScore& h, float* s, std::int64_t keys, std::
         const float distance0 = static_cast<float>(i0 + v * kLanes + h.sequence->position - (j0 + j));
         const Vec distance = distance0 + __builtin_convertvector(lane_index(), Vec);
         const Vec magnitude = as_float(as_int(distance) & 0x7fffffff);
-        float* p = s + j * kWidth + v * kLanes;
+        float* p = s + j * row + v * kLanes;
         store(p, load(p) - h.slope * magnitude);
       }
     }
@@ -67,7 +70,7 @@ inline void modify_scores(const HeadScore& h, float* s, std::int64_t keys, std::
     for (std::int64_t i = 0; i < rows; ++i) {
       const std::int64_t at = bias.offset(h.batch, h.head, i0 + i, h.sequence->k_start + j0);
       for (std::int64_t j = 0; j < keys; ++j) {
-        s[j * kWidth + i] += load_float(bias.data, bias.dtype, at + j * bias.stride_k);
+        s[j * row + i] += load_float(bias.data, bias.dtype, at + j * bias.stride_k);
       }
     }
   }
@@ -102,7 +105,7 @@ inline void drop_tile(const HeadScore& h, float* p, std::int64_t keys, std::int6
       const std::int64_t key = j0 + j;
       if (j == 0 || (key & 7) == 0) block = dropout_block(h.seed, h.offset, h.batch_head, i0 + lane, key);
       const float factor = dropout_lane(block, key) >= spec.threshold ? spec.keep_scale : 0.0f;
-      p[j * kWidth + lane] *= factor;
+      p[j * row + lane] *= factor;
     }
   }
 }
