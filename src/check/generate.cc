@@ -42,7 +42,7 @@ std::vector<std::int32_t> draw_list(Random& random, std::int64_t count, std::int
 std::vector<std::int32_t> draw_cumulative(Random& random, std::int64_t batch, std::int64_t most) {
   std::vector<std::int32_t> list = {0};
   for (std::int64_t b = 0; b < batch; ++b) {
-    const std::int64_t length = random.chance(0.2) ? 0 : random.chance(0.3) ? most : random.between(1, most);
+    const std::int64_t length = most == 0 || random.chance(0.2) ? 0 : random.chance(0.3) ? most : random.between(1, most);
     list.push_back(list.back() + static_cast<std::int32_t>(length));
   }
   return list;
