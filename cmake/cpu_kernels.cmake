@@ -35,8 +35,11 @@ macro(onepass_add_cpu_kernels target)
       target_compile_definitions(onepass_cpu_${isa} PRIVATE ONEPASS_ISA=${isa} ONEPASS_ISA_${isa}=1)
       # Kernels are optimised in every build: a tile loop at -O0 takes minutes to test.
       target_compile_options(onepass_cpu_${isa} PRIVATE -O3 -fno-math-errno -fno-trapping-math
-                             -ffp-contract=fast ${ONEPASS_ISA_FLAGS_${isa}}
-                             $<$<CXX_COMPILER_ID:Clang>:-mprefer-vector-width=512>)
+                             -ffp-contract=fast ${ONEPASS_ISA_FLAGS_${isa}})
+      # Clang halves 64-byte vectors unless told not to.
+      if(isa MATCHES "avx512|amx")
+        target_compile_options(onepass_cpu_${isa} PRIVATE $<$<CXX_COMPILER_ID:Clang>:-mprefer-vector-width=512>)
+      endif()
       onepass_warnings(onepass_cpu_${isa})
       list(APPEND ONEPASS_CPU_KERNEL_LIBRARIES onepass_cpu_${isa})
     endif()
