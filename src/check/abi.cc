@@ -71,8 +71,13 @@ const DLTensor* AbiCall::describe(const void* data, DLDataType type, std::initia
   Described& described = tensors_.emplace_back();
   std::copy(shape.begin(), shape.end(), described.shape);
   std::copy(stride.begin(), stride.end(), described.stride);
-  described.tensor = {const_cast<void*>(data), {kDLCPU, 0}, static_cast<std::int32_t>(shape.size()), type,
-                      described.shape, described.stride, 0};
+  described.tensor = {const_cast<void*>(data),
+                      {kDLCPU, 0},
+                      static_cast<std::int32_t>(shape.size()),
+                      type,
+                      described.shape,
+                      described.stride,
+                      0};
   return &described.tensor;
 }
 
@@ -132,9 +137,10 @@ Report check_abi(Case& c, const Reference& reference, const char* kernel, int th
   AbiCall call(c);
   call.options.kernel = kernel;
   call.options.threads = threads;
-  Report report = c.spec().pass == Pass::backward
-                      ? check_backward(c, reference, [&](const Problem&, const BackwardOperands&) { return call.run(); })
-                      : check_forward(c, reference, [&](const Problem&, const ForwardOperands&) { return call.run(); });
+  Report report =
+      c.spec().pass == Pass::backward
+          ? check_backward(c, reference, [&](const Problem&, const BackwardOperands&) { return call.run(); })
+          : check_forward(c, reference, [&](const Problem&, const ForwardOperands&) { return call.run(); });
   report.name = "C interface, threads=" + std::to_string(threads) + " " + report.name;
   return report;
 }

@@ -86,9 +86,15 @@ void Array::poison_unmarked(const std::vector<bool>& marks) {
   });
 }
 
-void Array::seal() { sealed_ = memory_; }
-void Array::reset() { memory_ = sealed_; }
-bool Array::unchanged() const { return memory_ == sealed_; }
+void Array::seal() {
+  sealed_ = memory_;
+}
+void Array::reset() {
+  memory_ = sealed_;
+}
+bool Array::unchanged() const {
+  return memory_ == sealed_;
+}
 
 bool Array::unchanged_outside() const {
   if (memory_.empty()) return true;

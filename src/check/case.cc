@@ -41,8 +41,9 @@ void Case::make_problem() {
   k_start = IntArray(s.k_start);
   k_length = IntArray(s.k_length);
   q_position = IntArray(s.q_position);
-  p.mask = {s.causal, s.align, s.window_left, s.window_right, cu_seqlens_q.data(), cu_seqlens_k.data(),
-            q_length.data(), k_start.data(), k_length.data(), q_position.data(), s.varlen()};
+  p.mask = {
+      s.causal,        s.align,        s.window_left,   s.window_right,    cu_seqlens_q.data(), cu_seqlens_k.data(),
+      q_length.data(), k_start.data(), k_length.data(), q_position.data(), s.varlen()};
 
   p.score.scale = !std::isnan(s.scale) ? s.scale : s.head_dim > 0 ? 1 / std::sqrt(static_cast<double>(s.head_dim)) : 1;
   p.score.softcap = s.softcap;
@@ -163,8 +164,8 @@ void Case::reset() {
 }
 
 std::vector<std::string> Case::faults() const {
-  static constexpr const char* kInputs[] = {"q", "k", "v", "grad_out", "grad_lse", "alibi", "bias", "sinks", "out",
-                                            "lse"};
+  static constexpr const char* kInputs[] = {"q",     "k",    "v",     "grad_out", "grad_lse",
+                                            "alibi", "bias", "sinks", "out",      "lse"};
   static constexpr const char* kOutputs[] = {"out", "lse", "grad_q", "grad_k", "grad_v", "grad_bias", "grad_sinks"};
   std::vector<std::string> lines;
   auto* self = const_cast<Case*>(this);

@@ -7,7 +7,9 @@ namespace onepass::check {
 namespace {
 
 /// Hardware dot products of bfloat16 flush subnormal operands, float32 code may: sums of what that loses.
-double flushed(DType dtype) { return dtype == DType::bf16 ? 0x1p-116 : dtype == DType::f32 ? 0x1p-125 : 0; }
+double flushed(DType dtype) {
+  return dtype == DType::bf16 ? 0x1p-116 : dtype == DType::f32 ? 0x1p-125 : 0;
+}
 
 double largest_finite(DType dtype) {
   return dtype == DType::f16 ? 65504 : dtype == DType::bf16 ? 0x1.fep127 : dtype == DType::f32 ? 0x1.fffffep127 : 1e308;
@@ -34,7 +36,7 @@ std::string place(const Index& at, double got, double exact) {
 }  // namespace
 
 double ulp(DType dtype, double x) {
-  static constexpr int kFraction[] = {23, 10, 7, 52};         // f32 f16 bf16 f64
+  static constexpr int kFraction[] = {23, 10, 7, 52};        // f32 f16 bf16 f64
   static constexpr int kLeast[] = {-126, -14, -126, -1022};  // exponent of the smallest normal number
   const int n = static_cast<int>(dtype);
   const int exponent = x == 0 || !std::isfinite(x) ? kLeast[n] : std::max(std::ilogb(x), kLeast[n]);

@@ -10,7 +10,8 @@ namespace {
 /// Mostly around tile edges: multiples of 8, 16, 48, 64, 96 plus or minus a little.
 std::int64_t draw_seq(Random& random, std::int64_t most) {
   std::int64_t seq = random.between(1, most);
-  if (random.chance(0.6)) seq = random.pick<std::int64_t>({1, 8, 16, 32, 48, 64, 96, 128, 192, 256}) + random.between(-1, 1);
+  if (random.chance(0.6))
+    seq = random.pick<std::int64_t>({1, 8, 16, 32, 48, 64, 96, 128, 192, 256}) + random.between(-1, 1);
   if (random.chance(0.02)) seq = 0;
   return std::clamp<std::int64_t>(seq, 0, most);
 }
@@ -42,7 +43,9 @@ std::vector<std::int32_t> draw_list(Random& random, std::int64_t count, std::int
 std::vector<std::int32_t> draw_cumulative(Random& random, std::int64_t batch, std::int64_t most) {
   std::vector<std::int32_t> list = {0};
   for (std::int64_t b = 0; b < batch; ++b) {
-    const std::int64_t length = most == 0 || random.chance(0.2) ? 0 : random.chance(0.3) ? most : random.between(1, most);
+    const std::int64_t length = most == 0 || random.chance(0.2) ? 0
+                                : random.chance(0.3)            ? most
+                                                                : random.between(1, most);
     list.push_back(list.back() + static_cast<std::int32_t>(length));
   }
   return list;
@@ -74,8 +77,8 @@ void draw_sequences(Random& random, CaseSpec& s) {
   const double kind = random.uniform();
   if (kind < 0.3) {
     s.cu_seqlens_q = draw_cumulative(random, s.batch, s.seq_q);
-    s.cu_seqlens_k = random.chance(0.3) && s.seq_q <= s.seq_k ? s.cu_seqlens_q
-                                                              : draw_cumulative(random, s.batch, s.seq_k);
+    s.cu_seqlens_k =
+        random.chance(0.3) && s.seq_q <= s.seq_k ? s.cu_seqlens_q : draw_cumulative(random, s.batch, s.seq_k);
     s.total_q = s.cu_seqlens_q.back() + (random.chance(0.4) ? random.between(1, 9) : 0);
     s.total_k = s.cu_seqlens_k.back() + (random.chance(0.4) ? random.between(1, 9) : 0);
   } else if (kind < 0.6) {
@@ -142,8 +145,8 @@ CaseSpec random_spec(std::uint64_t seed, const Limits& limits) {
   s.lse = s.pass == Pass::backward || random.chance(0.9);
   s.grad_lse = random.chance(0.3);
   if (random.chance(0.4)) {
-    s.values = random.pick({Values::wide, Values::deep, Values::equal, Values::steep, Values::rising,
-                            Values::denormal, Values::special});
+    s.values = random.pick(
+        {Values::wide, Values::deep, Values::equal, Values::steep, Values::rising, Values::denormal, Values::special});
   }
   s.layout_q = draw_layout(random, false);
   s.layout_k = draw_layout(random, false);

@@ -64,7 +64,7 @@ struct CaseSpec {
   std::uint32_t dropout_offset = 0;
   bool dropout_state = false;  // seed and offset in memory
 
-  bool lse = true;  // the forward writes it
+  bool lse = true;                                             // the forward writes it
   bool grad_lse = false, grad_bias = true, grad_sinks = true;  // the last two where there is a bias or a sink
   int deterministic = -1;
 
@@ -85,7 +85,8 @@ struct Limits {
   bool plain = false;  // no score modifiers
 };
 
-/// The case of `seed`: any mix of sizes, masks, modifiers, values and strides. Cases of different seeds are independent.
+/// The case of `seed`: any mix of sizes, masks, modifiers, values and strides. Cases of different seeds are
+/// independent.
 CaseSpec random_spec(std::uint64_t seed, const Limits& limits);
 
 /// One line with everything that is not a default.

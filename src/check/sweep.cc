@@ -17,8 +17,7 @@ Tally& tally_of(std::vector<Tally>& tallies, const Kernel* kernel, DType dtype) 
   return tally;
 }
 
-void run_one(const Kernel& kernel, Case& c, const Reference& reference, const std::vector<int>& threads,
-             Tally& tally) {
+void run_one(const Kernel& kernel, Case& c, const Reference& reference, const std::vector<int>& threads, Tally& tally) {
   Report first;
   std::string failure;
   for (std::size_t n = 0; n < threads.size() && failure.empty(); ++n) {

@@ -23,7 +23,7 @@ struct Sweep {
   Limits limits;
   std::uint64_t first_seed = 0;
   int cases = 100;
-  std::vector<int> threads = {1};  // each case runs with each; all must give the same bits
+  std::vector<int> threads = {1};          // each case runs with each; all must give the same bits
   std::function<void(int done)> progress;  // after each case
 };
 

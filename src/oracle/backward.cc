@@ -56,9 +56,19 @@ template <class Real>
 class Backward {
  public:
   Backward(const Problem& problem, const BackwardOperands& operands, bool recompute)
-      : p_(problem), x_(operands), recompute_(recompute), rounded_{problem.dtype}, bias_(problem, operands.grad_bias),
-        sinks_(problem.batch * problem.heads_q, Real(0)), q_(p_.head_dim), dq_(p_.head_dim), out_(p_.head_dim_v),
-        dout_(p_.head_dim_v), weight_(p_.seq_k), slope_(p_.seq_k), keep_(p_.seq_k) {}
+      : p_(problem),
+        x_(operands),
+        recompute_(recompute),
+        rounded_{problem.dtype},
+        bias_(problem, operands.grad_bias),
+        sinks_(problem.batch * problem.heads_q, Real(0)),
+        q_(p_.head_dim),
+        dq_(p_.head_dim),
+        out_(p_.head_dim_v),
+        dout_(p_.head_dim_v),
+        weight_(p_.seq_k),
+        slope_(p_.seq_k),
+        keep_(p_.seq_k) {}
 
   void run() {
     clear_rows<Real>(p_, x_.grad_q, operand_rows(p_.seq_q, p_.total_q, p_.mask), p_.heads_q, p_.head_dim);
@@ -165,10 +175,10 @@ class Backward {
   const bool recompute_;
   const Rounding<Real> rounded_;
   BiasSum<Real> bias_;
-  std::vector<Real> sinks_;             // (batch, heads_q)
-  std::vector<Real> q_, dq_, out_, dout_;  // of one row
+  std::vector<Real> sinks_;                  // (batch, heads_q)
+  std::vector<Real> q_, dq_, out_, dout_;    // of one row
   std::vector<Real> weight_, slope_, keep_;  // of one row's visible keys
-  std::vector<Real> dk_, dv_;           // of one item and KV head
+  std::vector<Real> dk_, dv_;                // of one item and KV head
 };
 
 }  // namespace

@@ -33,7 +33,9 @@ Keys visible_keys(const MaskSpec& mask, const Item& item, std::int64_t i);
 inline std::int64_t operand_rows(std::int64_t seq, std::int64_t total, const MaskSpec& mask) {
   return mask.varlen ? total : seq;
 }
-inline std::int64_t operand_batch(const Problem& problem) { return problem.mask.varlen ? 1 : problem.batch; }
+inline std::int64_t operand_batch(const Problem& problem) {
+  return problem.mask.varlen ? 1 : problem.batch;
+}
 
 void store_real(void* data, DType dtype, std::int64_t index, double x);
 

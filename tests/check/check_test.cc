@@ -1,12 +1,11 @@
 // The checker itself: what it must catch, and that its cases cover what they claim.
-#include "check/compare.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <set>
 
 #include "check/abi.h"
+#include "check/compare.h"
 #include "kit/kit.h"
 #include "oracle/oracle.h"
 
@@ -29,7 +28,9 @@ CaseSpec plain_spec(DType dtype) {
   return spec;
 }
 
-Status good(const Problem& p, const ForwardOperands& x) { return oracle::forward(p, x); }
+Status good(const Problem& p, const ForwardOperands& x) {
+  return oracle::forward(p, x);
+}
 
 TEST(Check, AcceptsTheReferenceAndTheYardstick) {
   for (const Pass pass : {Pass::forward, Pass::backward, Pass::decode}) {
@@ -42,15 +43,14 @@ TEST(Check, AcceptsTheReferenceAndTheYardstick) {
       Case c(spec);
       const Reference reference(c);
       for (const auto precision : {oracle::Precision::exact, oracle::Precision::storage}) {
-        const Report report =
-            pass == Pass::backward
-                ? check::check_backward(c, reference,
-                                        [&](const Problem& p, const BackwardOperands& x) {
-                                          return oracle::backward(p, x, precision, false);
-                                        })
-                : check::check_forward(c, reference, [&](const Problem& p, const ForwardOperands& x) {
-                    return oracle::forward(p, x, precision);
-                  });
+        const Report report = pass == Pass::backward
+                                  ? check::check_backward(c, reference,
+                                                          [&](const Problem& p, const BackwardOperands& x) {
+                                                            return oracle::backward(p, x, precision, false);
+                                                          })
+                                  : check::check_forward(c, reference, [&](const Problem& p, const ForwardOperands& x) {
+                                      return oracle::forward(p, x, precision);
+                                    });
         ASSERT_TRUE(kit::passes(report));
       }
     }
@@ -85,9 +85,8 @@ TEST(Check, CatchesNonFiniteAndUnwrittenElements) {
     EXPECT_FALSE(report.ok());
   }
   Case c(plain_spec(DType::f32));
-  const Report nothing = check::check_forward(c, Reference(c), [](const Problem&, const ForwardOperands&) {
-    return Status();
-  });
+  const Report nothing =
+      check::check_forward(c, Reference(c), [](const Problem&, const ForwardOperands&) { return Status(); });
   EXPECT_FALSE(nothing.ok());
   // A finite number where the reference is NaN is wrong as well, and so is a finite lse of an empty row.
   CaseSpec spec = plain_spec(DType::f32);

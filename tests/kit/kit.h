@@ -17,7 +17,7 @@ void expect_sweep(const std::vector<const Kernel*>& kernels, const check::Sweep&
 /// Expects one hand-made case to pass on every kernel of this machine that serves it, with 1 and 3 threads.
 void expect_case(const check::CaseSpec& spec);
 
-/// Seeds and counts for random tests, from ONEPASS_TEST_SEED and ONEPASS_TEST_FACTOR (1: as many cases as in CI).
+/// Seeds and counts for random tests, from ONEPASS_TEST_SEED and ONEPASS_TEST_FACTOR (usual: 1, fewer if sanitized).
 std::uint64_t first_seed();
 int scaled(int cases);
 

@@ -148,9 +148,7 @@ TEST(Forward, StorageTypes) {
     spec.dtype = DType::f64;
     Case wide(spec);
     for (Array Case::*operand : {&Case::q, &Case::k, &Case::v}) {
-      (wide.*operand).each([&](const Index&, std::int64_t at) {
-        (wide.*operand).set(at, (narrow.*operand).get(at));
-      });
+      (wide.*operand).each([&](const Index&, std::int64_t at) { (wide.*operand).set(at, (narrow.*operand).get(at)); });
     }
     for (Case* c : {&narrow, &wide}) ASSERT_TRUE(oracle::forward(c->problem(), c->forward_operands()).ok());
     narrow.out.each([&](const Index&, std::int64_t at) {

@@ -20,8 +20,8 @@ using check::Random;
 struct Forward {
   Array out, lse;
   explicit Forward(const Case& c)
-      : out(DType::f64, c.saved_out.size()), lse(Array::rows(c.saved_lse.size()[0], c.saved_lse.size()[1],
-                                                             c.saved_lse.size()[2], 0, false)) {}
+      : out(DType::f64, c.saved_out.size()),
+        lse(Array::rows(c.saved_lse.size()[0], c.saved_lse.size()[1], c.saved_lse.size()[2], 0, false)) {}
 };
 
 /// sum dO.O + sum dLSE.LSE over the rows that have gradients.

@@ -59,7 +59,8 @@ TEST_P(Half, EveryBoundaryRoundsToNearestEven) {
     const auto low = static_cast<std::uint16_t>(bits), high = static_cast<std::uint16_t>(bits + 1);
     const double a = meaning(format, low);
     // Above the largest number the next one would be a power of two.
-    const double b = high == infinity ? 2 * a - meaning(format, static_cast<std::uint16_t>(bits - 1)) : meaning(format, high);
+    const double b =
+        high == infinity ? 2 * a - meaning(format, static_cast<std::uint16_t>(bits - 1)) : meaning(format, high);
     const auto middle = static_cast<float>((a + b) / 2);
     ASSERT_EQ(static_cast<double>(middle), (a + b) / 2) << bits;
     for (const float sign : {1.0f, -1.0f}) {

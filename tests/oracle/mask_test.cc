@@ -160,8 +160,9 @@ TEST(Mask, ExtremeValues) {
       for (const std::int64_t i : {std::int64_t{0}, huge / 2, huge - 1}) {
         const oracle::Keys keys = oracle::visible_keys(p.mask, item, i);
         EXPECT_EQ(s.visible(i).size(), keys.hi - keys.lo);
-        EXPECT_EQ(keys.hi - keys.lo, std::max<std::int64_t>(
-            0, std::min(i + value, huge - 1) - (window == 0 ? std::max<std::int64_t>(i + value, 0) : 0) + 1));
+        EXPECT_EQ(keys.hi - keys.lo,
+                  std::max<std::int64_t>(
+                      0, std::min(i + value, huge - 1) - (window == 0 ? std::max<std::int64_t>(i + value, 0) : 0) + 1));
       }
     }
   }
