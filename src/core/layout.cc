@@ -27,20 +27,26 @@ Layout make_layout(const void* data, DType dtype, std::int64_t row_elements, std
   const bool empty = data == nullptr || row_elements == 0 || std::find(sizes.begin(), sizes.end(), 0) != sizes.end();
   if (empty) return layout;
   layout.run = row_elements * element;
-  std::array<std::pair<std::int64_t, std::int64_t>, Layout::kMaxRank> dims;  // stride, size
+  std::array<std::int64_t, Layout::kMaxRank> size{}, stride{};  // by rising stride
   int count = 0;
   for (std::size_t k = 0; k < sizes.size(); ++k) {
-    if (sizes.begin()[k] > 1) dims[count++] = {strides.begin()[k] * element, sizes.begin()[k]};
+    if (sizes.begin()[k] <= 1) continue;
+    int at = count++;
+    for (; at > 0 && stride[at - 1] > strides.begin()[k] * element; --at) {
+      stride[at] = stride[at - 1];
+      size[at] = size[at - 1];
+    }
+    stride[at] = strides.begin()[k] * element;
+    size[at] = sizes.begin()[k];
   }
-  std::sort(dims.begin(), dims.begin() + count);
   int first = 0;  // innermost dimensions that continue the row
-  while (first < count && dims[first].first == layout.run) {
-    layout.run *= dims[first].second;
+  while (first < count && stride[first] == layout.run) {
+    layout.run *= size[first];
     ++first;
   }
   for (int k = count - 1; k >= first; --k) {
-    layout.stride[layout.rank] = dims[k].first;
-    layout.size[layout.rank++] = dims[k].second;
+    layout.stride[layout.rank] = stride[k];
+    layout.size[layout.rank++] = size[k];
   }
   return layout;
 }

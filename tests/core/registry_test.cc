@@ -1,0 +1,127 @@
+#include "core/registry.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+namespace onepass {
+namespace {
+
+Problem problem(Pass pass, DType dtype, std::int64_t head_dim = 64, std::int64_t seq_q = 1024) {
+  Problem p;
+  p.pass = pass;
+  p.dtype = dtype;
+  p.batch = 1;
+  p.seq_q = p.total_q = seq_q;
+  p.seq_k = p.total_k = 1024;
+  p.heads_q = p.heads_kv = 4;
+  p.head_dim = p.head_dim_v = head_dim;
+  return p;
+}
+
+std::string chosen(const Problem& p, const Machine& machine, const char* forced = nullptr) {
+  const Kernel* kernel = nullptr;
+  const Status status = select_kernel(p, machine, forced, &kernel);
+  return status.ok() ? kernel->name : "refused: " + status.text();
+}
+
+Machine made_up(bool avx2, bool avx512, bool avx512bf16, bool amx, bool fast_dot) {
+  Machine m;
+  m.avx2 = avx2;
+  m.avx512 = avx512;
+  m.avx512bf16 = avx512bf16;
+  m.amx = amx;
+  m.fast_bf16_dot = fast_dot;
+  return m;
+}
+const Machine kOld = made_up(false, false, false, false, false), kHaswell = made_up(true, false, false, false, false),
+              kSkylake = made_up(true, true, false, false, false),
+              kCooperLake = made_up(true, true, true, false, false), kZen4 = made_up(true, true, true, false, true),
+              kSapphireRapids = made_up(true, true, true, true, false);
+
+TEST(Registry, NamesAreUniqueAndFound) {
+  std::set<std::string> names;
+  for (const Kernel& kernel : kernels()) {
+    EXPECT_TRUE(names.insert(kernel.name).second) << kernel.name;
+    EXPECT_EQ(find_kernel(kernel.name), &kernel);
+    EXPECT_NE(kernel.dtypes, 0u);
+    EXPECT_EQ(kernel.pass == Pass::backward ? kernel.backward != nullptr : kernel.forward != nullptr, true);
+  }
+  EXPECT_EQ(find_kernel("fwd_cpu"), nullptr);
+}
+
+#if defined(ONEPASS_X86)
+TEST(Registry, PicksByMachine) {
+  const Problem f32 = problem(Pass::forward, DType::f32), bf16 = problem(Pass::forward, DType::bf16);
+  EXPECT_EQ(chosen(f32, kOld), "fwd_cpu_portable");
+  EXPECT_EQ(chosen(f32, kHaswell), "fwd_cpu_avx2");
+  EXPECT_EQ(chosen(f32, kSkylake), "fwd_cpu_avx512");
+  EXPECT_EQ(chosen(f32, kSapphireRapids), "fwd_cpu_avx512");
+  EXPECT_EQ(chosen(bf16, kHaswell), "fwd_cpu_avx2");
+  EXPECT_EQ(chosen(bf16, kCooperLake), "fwd_cpu_avx512");
+  EXPECT_EQ(chosen(bf16, kZen4), "fwd_cpu_avx512bf16");
+  EXPECT_EQ(chosen(bf16, kSapphireRapids), "fwd_cpu_amx");
+  EXPECT_EQ(chosen(problem(Pass::backward, DType::bf16), kSapphireRapids), "bwd_cpu_amx");
+  EXPECT_EQ(chosen(problem(Pass::backward, DType::f16), kSapphireRapids), "bwd_cpu_avx512");
+}
+
+TEST(Registry, DecodeShapedForwards) {
+  EXPECT_EQ(chosen(problem(Pass::forward, DType::f32, 64, 1), kHaswell), "decode_cpu_avx2");
+  EXPECT_EQ(chosen(problem(Pass::forward, DType::f32, 64, 16), kHaswell), "decode_cpu_avx2");
+  EXPECT_EQ(chosen(problem(Pass::forward, DType::f32, 64, 17), kHaswell), "fwd_cpu_avx2");
+  EXPECT_EQ(chosen(problem(Pass::decode, DType::f32, 64, 17), kHaswell), "fwd_cpu_avx2");
+  EXPECT_EQ(chosen(problem(Pass::decode, DType::bf16, 64, 1), kSapphireRapids), "decode_cpu_avx512bf16");
+}
+#endif
+
+TEST(Registry, ReferenceServesFloat64AndRunsByName) {
+  EXPECT_EQ(chosen(problem(Pass::forward, DType::f64), kOld), "fwd_cpu_oracle");
+  EXPECT_EQ(chosen(problem(Pass::backward, DType::f64), kZen4), "bwd_cpu_oracle");
+  EXPECT_EQ(chosen(problem(Pass::forward, DType::f32), kZen4, "fwd_cpu_oracle"), "fwd_cpu_oracle");
+}
+
+TEST(Registry, RefusalsSayWhatIsWrongAndWhatWouldDo) {
+  const auto text = chosen(problem(Pass::forward, DType::f32, 1025), kZen4);
+  EXPECT_NE(text.find("1025"), std::string::npos) << text;
+  EXPECT_NE(text.find("1024"), std::string::npos) << text;
+  EXPECT_NE(chosen(problem(Pass::forward, DType::f32), kZen4, "fwd_gpu").find("'fwd_gpu'"), std::string::npos);
+  EXPECT_NE(chosen(problem(Pass::forward, DType::f32), kZen4, "bwd_cpu_portable").find("another pass"),
+            std::string::npos);
+#if defined(ONEPASS_X86)
+  EXPECT_NE(chosen(problem(Pass::forward, DType::f32), kSapphireRapids, "fwd_cpu_amx").find("dtype"),
+            std::string::npos);
+  EXPECT_NE(chosen(problem(Pass::forward, DType::bf16), kZen4, "fwd_cpu_amx").find("lacks"), std::string::npos);
+  EXPECT_NE(chosen(problem(Pass::forward, DType::f32, 64, 17), kZen4, "decode_cpu_avx2").find("16 query rows"),
+            std::string::npos);
+#endif
+  Problem p = problem(Pass::forward, DType::f32);
+  const Kernel* kernel = nullptr;
+  EXPECT_EQ(select_kernel(p, kOld, "nothing", &kernel).code(), ONEPASS_INVALID_ARGUMENT);
+  p.head_dim = 4096;
+  EXPECT_EQ(select_kernel(p, kOld, nullptr, &kernel).code(), ONEPASS_UNSUPPORTED);
+}
+
+TEST(Registry, WorkspaceIsPlannedForAnySize) {
+  // Host planning only: no division by zero, no overflow, whatever the sizes.
+  for (const Kernel& kernel : kernels()) {
+    for (const std::int64_t seq : {std::int64_t{0}, std::int64_t{1}, std::int64_t{1} << 20, std::int64_t{1} << 24}) {
+      for (const std::int64_t batch : {0, 1, 1000, 100000}) {
+        for (const std::int64_t dim : {0, 1, 64, 1024}) {
+          Problem p = problem(kernel.pass, DType::bf16, dim);
+          p.batch = batch;
+          p.seq_k = p.total_k = seq;
+          p.seq_q = p.total_q = kernel.pass == Pass::decode ? min_of<std::int64_t>(seq, 16) : seq;
+          const std::size_t bytes = kernel.workspace(p, 2);
+          EXPECT_LT(static_cast<double>(bytes), 9e18) << kernel.name;
+          // The forward's scratch is tiles and a few numbers a sequence, whatever the lengths.
+          if (kernel.pass == Pass::forward) {
+            EXPECT_LE(bytes, 48u << 20) << kernel.name << " " << batch << " " << seq;
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace onepass

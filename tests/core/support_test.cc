@@ -1,0 +1,158 @@
+#include "core/support.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <vector>
+
+#include "core/work.h"
+
+namespace onepass {
+namespace {
+
+Problem small() {
+  Problem p;
+  p.batch = 2;
+  p.seq_q = p.total_q = 5;
+  p.seq_k = p.total_k = 7;
+  p.heads_q = 4;
+  p.heads_kv = 2;
+  p.head_dim = p.head_dim_v = 8;
+  return p;
+}
+
+void expect_refused(const Status& status, const char* part) {
+  EXPECT_EQ(status.code(), ONEPASS_INVALID_ARGUMENT) << status.text();
+  EXPECT_NE(status.text().find(part), std::string::npos) << status.text();
+  EXPECT_EQ(status.text().find('\n'), std::string::npos);
+}
+
+TEST(Support, SizesAndHeads) {
+  EXPECT_TRUE(check_problem(small()).ok());
+  for (std::int64_t Problem::*size : {&Problem::batch, &Problem::seq_q, &Problem::seq_k, &Problem::heads_q,
+                                      &Problem::heads_kv, &Problem::head_dim, &Problem::head_dim_v}) {
+    Problem p = small();
+    p.*size = -3;
+    expect_refused(check_problem(p), "-3");
+  }
+  Problem p = small();
+  p.heads_q = 5;
+  expect_refused(check_problem(p), "nearest: 4 query heads");
+  p.heads_kv = 0;
+  expect_refused(check_problem(p), "multiple");
+  p.heads_q = 0;
+  EXPECT_TRUE(check_problem(p).ok());
+  p.heads_kv = 3;  // no query head at all: nothing to compute
+  EXPECT_TRUE(check_problem(p).ok());
+}
+
+TEST(Support, ScoresAndWindows) {
+  const double inf = std::numeric_limits<double>::infinity();
+  Problem p = small();
+  p.score.scale = inf;
+  expect_refused(check_problem(p), "scale");
+  p = small();
+  p.score.scale = 0;
+  EXPECT_TRUE(check_problem(p).ok());
+  for (const double cap : {-1.0, inf, std::numeric_limits<double>::quiet_NaN()}) {
+    p = small();
+    p.score.softcap = cap;
+    expect_refused(check_problem(p), "softcap");
+  }
+  p = small();
+  p.mask.window_left = -2;
+  expect_refused(check_problem(p), "(-2, -1)");
+}
+
+TEST(Support, CumulativeLengths) {
+  Problem p = small();
+  p.mask.varlen = true;
+  p.total_q = 9;
+  p.total_k = 12;
+  std::vector<std::int32_t> q{0, 4, 9}, k{0, 7, 12};
+  p.mask.cu_seqlens_q = q.data();
+  p.mask.cu_seqlens_k = k.data();
+  EXPECT_TRUE(check_lengths(p).ok());
+  q = {1, 4, 9};
+  expect_refused(check_lengths(p), "start at 0");
+  q = {0, 4, 3};
+  expect_refused(check_lengths(p), "must not decrease");
+  q = {0, 5, 10};
+  expect_refused(check_lengths(p), "10 of 9");
+  q = {0, 6, 9};
+  expect_refused(check_lengths(p), "declared maximum 5");
+  q = {0, 0, 0};
+  EXPECT_TRUE(check_lengths(p).ok());
+  q = {0, std::numeric_limits<std::int32_t>::max(), std::numeric_limits<std::int32_t>::min()};
+  EXPECT_FALSE(check_lengths(p).ok());
+}
+
+TEST(Support, PaddedLengths) {
+  Problem p = small();
+  std::vector<std::int32_t> start{0, 3}, length{7, 4}, q_length{5, 0}, position{-2, 100};
+  p.mask.k_start = start.data();
+  p.mask.k_length = length.data();
+  p.mask.q_length = q_length.data();
+  p.mask.q_position = position.data();  // any value is a position
+  EXPECT_TRUE(check_lengths(p).ok());
+  length[1] = 5;
+  expect_refused(check_lengths(p), "k_length[1] must be between 0 and 4: got 5");
+  length[1] = 4;
+  q_length[0] = 6;
+  expect_refused(check_lengths(p), "q_length[0]");
+  q_length[0] = -1;
+  expect_refused(check_lengths(p), "q_length[0]");
+  q_length[0] = 1;
+  start[0] = 8;
+  expect_refused(check_lengths(p), "k_start[0]");
+}
+
+TEST(Support, OutputsHaveTheirOwnBytes) {
+  const Problem p = small();
+  std::vector<float> memory(10000);
+  const auto tensor = [&](std::int64_t at, std::int64_t rows, std::int64_t heads) {
+    return Tensor{memory.data() + at, DType::f32, rows * heads * 8, heads * 8, 8};
+  };
+  ForwardOperands f{
+      tensor(0, 5, 4), tensor(1000, 7, 2), tensor(2000, 7, 2), tensor(3000, 5, 4), {memory.data() + 4000, 20, 5}};
+  EXPECT_TRUE(check_operands(p, f).ok());
+  f.out = tensor(16, 5, 4);
+  expect_refused(check_operands(p, f), "out overlaps the input q");
+  f.out = tensor(3000, 5, 4);
+  f.lse.data = memory.data() + 3100;
+  expect_refused(check_operands(p, f), "lse overlaps the output out");
+  f.lse = {};
+  f.out.stride_head = 0;
+  expect_refused(check_operands(p, f), "must not overlap");
+  f.k.stride_head = 0;  // an input may broadcast
+  f.out.stride_head = 8;
+  EXPECT_TRUE(check_operands(p, f).ok());
+}
+
+TEST(Work, VisiblePairsAgreeWithCounting) {
+  for (const std::int64_t seq_q : {0, 1, 5, 33}) {
+    for (const std::int64_t seq_k : {0, 1, 7, 40}) {
+      for (const std::int64_t left : {-1, 0, 3, 100}) {
+        for (const std::int64_t right : {-1, 0, 2, 100}) {
+          for (const bool causal : {false, true}) {
+            for (const Align align : {Align::bottom_right, Align::top_left}) {
+              Problem p = small();
+              p.seq_q = p.total_q = seq_q;
+              p.seq_k = p.total_k = seq_k;
+              p.mask.window_left = left;
+              p.mask.window_right = right;
+              p.mask.causal = causal;
+              p.mask.align = align;
+              double counted = 0;
+              for (std::int64_t i = 0; i < seq_q; ++i) counted += static_cast<double>(p.sequence(0).visible(i).size());
+              EXPECT_EQ(visible_pairs(p), 2 * counted);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace onepass
