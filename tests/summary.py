@@ -1,0 +1,48 @@
+#!/usr/bin/env python3
+"""Adds up test reports: summary.py FOLDER... Each folder has ctest.xml and one GoogleTest report a shard; a test
+without a report of its own counts as one. Ends with the line 'N passed, N failed, N skipped'."""
+
+import pathlib
+import sys
+import xml.etree.ElementTree as ElementTree
+
+
+def count(element):
+    """passed, failed, skipped of one <testcase>."""
+    if element.find("failure") is not None or element.get("status") == "fail":
+        return 0, 1, 0
+    skipped = element.find("skipped") is not None or element.get("status") in ("notrun", "disabled")
+    return (0, 0, 1) if skipped else (1, 0, 0)
+
+
+def total(counts):
+    return tuple(map(sum, zip((0, 0, 0), *counts)))
+
+
+def folder_total(folder):
+    counts = []
+    for test in ElementTree.parse(folder / "ctest.xml").iter("testcase"):
+        report = folder / (test.get("name") + ".xml")
+        whole = count(test)
+        if report.exists():
+            cases = total(count(case) for case in ElementTree.parse(report).iter("testcase"))
+            # A shard that failed outside its cases (a crash, a leak) is one more failure.
+            counts.append((cases[0], max(cases[1], whole[1]), cases[2]))
+        else:
+            counts.append(whole)
+    return total(counts)
+
+
+def main(folders):
+    sums = []
+    for folder in map(pathlib.Path, folders):
+        if (folder / "ctest.xml").exists():
+            sums.append(folder_total(folder))
+            print(f"{folder.parent.name:<22} {sums[-1][0]} passed, {sums[-1][1]} failed, {sums[-1][2]} skipped")
+    passed, failed, skipped = total(sums)
+    print(f"{passed} passed, {failed} failed, {skipped} skipped")
+    return 1 if failed or not passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
