@@ -97,7 +97,8 @@ inline void mask_scores(const Sequence& sequence, float* s, std::int64_t keys, s
 }
 
 /// Multiplies p[key][kWidth] by dropout's factor: 0, or the keep scale.
-inline void drop_tile(const HeadScore& h, float* p, std::int64_t keys, std::int64_t i0, std::int64_t j0) {
+inline void drop_tile(const HeadScore& h, float* p, std::int64_t keys, std::int64_t i0, std::int64_t j0,
+                      std::int64_t row = kWidth) {
   const DropoutSpec& spec = h.spec->dropout;
   for (std::int64_t lane = 0; lane < kWidth; ++lane) {
     PhiloxBlock block{};
