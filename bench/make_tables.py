@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+"""Writes the tables of README.md and docs/performance.md from bench/results/cpu_*.json, between their markers
+<!-- begin NAME --> and <!-- end NAME -->. With --check it writes nothing and fails where a page is out of date."""
+
+import json
+import pathlib
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PAGES = ("README.md", "docs/performance.md")
+DTYPES = {"f32": "float32", "bf16": "bfloat16"}
+PASSES = {"fwd": "forward", "bwd": "backward", "decode": "decode"}
+
+
+def table(head, lines):
+    align = ["---"] + ["---:"] * (len(head) - 1)
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in (head, align, *lines))
+
+
+def title(report):
+    device, peers = report["device"], report["peers"]
+    against = " and ".join(f"{name} {version.split('+')[0]}" for name, version in peers.items())
+    return f"{device['name']} ({device['isa']}), {device['threads']} threads, against {against}, {report['date']}"
+
+
+def ours(report, which, dtype):
+    return [r for r in report["rows"] if r["party"] == "onepass" and (r["pass"], r["dtype"]) == (which, dtype)]
+
+
+def span(values, digits=0):
+    low, high = min(values), max(values)
+    return f"{low:.{digits}f}" if f"{low:.{digits}f}" == f"{high:.{digits}f}" else f"{low:.{digits}f} – {high:.{digits}f}"
+
+
+def summary(report):
+    """One line a pass and type."""
+    lines = []
+    for m in report["geometric_means"]:
+        rows = ours(report, m["pass"], m["dtype"])
+        if m["pass"] == "decode":
+            rate, share = span([r["gbps_best"] for r in rows]) + " GB/s", "–"
+        else:
+            rate = span([1e3 * r["tflops_best"] for r in rows]) + " GFLOP/s"
+            share = span([100 * r["gemm_share"] for r in rows]) + " %"
+        lines.append([f"{PASSES[m['pass']]}, {DTYPES[m['dtype']]}", f"**{m['ratio_geomean']:.2f} ×**", f"{m['ratio_min']:.2f} ×",
+                      rate, share])
+    head = ["", "faster, geometric mean", "least", "rate", "of the matrix product's rate"]
+    return title(report) + ":\n\n" + table(head, lines)
+
+
+def details(report):
+    """One line a shape: the rates of all parties, and ours over the best other one."""
+    parts = [f"### {title(report)}"]
+    gemm = ", ".join(f"{DTYPES[name]} {1e3 * rate:.0f} GFLOP/s" for name, rate in report["gemm_tflops"].items())
+    parts.append(f"Commit {report['commit']}. Matrix product 2048³ of the same process: {gemm}.")
+    for m in report["geometric_means"]:
+        unit, scale = ("gbps_best", 1) if m["pass"] == "decode" else ("tflops_best", 1e3)
+        lines, parties = [], []
+        for row in ours(report, m["pass"], m["dtype"]):
+            key = ("pass", "dtype", "head_dim", "seq_q", "seq_k", "heads_q", "causal")
+            group = {r["party"]: r for r in report["rows"] if all(r[k] == row[k] for k in key)}
+            parties = list(group)
+            shape = f"d {row['head_dim']}, seq {row['seq_k']}, heads {row['heads_q']}/{row['heads_kv']}"
+            lines.append([shape + (", causal" if row["causal"] else ""), f"`{row['kernel']}`",
+                          *(f"{scale * group[p][unit]:.0f}" for p in parties), f"{row['ratio']:.2f}",
+                          f"{row['ratio_median']:.2f}"])
+        parts.append(f"**{PASSES[m['pass']]}, {DTYPES[m['dtype']]}**, {'GB/s' if m['pass'] == 'decode' else 'GFLOP/s'}"
+                     f" (best of the rounds); ratio over the best other party, by best times and by medians")
+        parts.append(table(["shape", "kernel", *parties, "ratio", "by medians"], lines))
+    return "\n\n".join(parts)
+
+
+def main():
+    reports = [json.loads(p.read_text()) for p in sorted((ROOT / "bench/results").glob("cpu_*.json"))]
+    contents = {"cpu-summary": "\n\n".join(map(summary, reports)), "cpu-details": "\n\n".join(map(details, reports))}
+    stale = []
+    for page in map(ROOT.joinpath, PAGES):
+        old = new = page.read_text() if page.exists() else ""
+        for name, content in contents.items():
+            begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+            if begin in new and end in new:
+                new = new[:new.index(begin)] + f"{begin}\n{content}\n{end}" + new[new.index(end) + len(end):]
+        if new != old:
+            stale.append(page.relative_to(ROOT).as_posix())
+            if "--check" not in sys.argv:
+                page.write_text(new)
+    print("changed: " + ", ".join(stale) if stale else "up to date")
+    return 1 if stale and "--check" in sys.argv else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
