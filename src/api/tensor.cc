@@ -144,7 +144,7 @@ Status parse_bias(const Expect& expect, const DLTensor* tensor, const Problem& p
       return invalid_argument("%s must broadcast to (batch, heads_q, seq_q, seq_k) = %s: got %s", expect.name,
                               shape_text({full[0], full[1], full[2], full[3]}).c_str(), shape_text(parsed).c_str());
     }
-    stride[axis] = parsed.stride[i];
+    stride[axis] = parsed.size[i] == 0 ? 1 : parsed.stride[i];  // 0 would say that an empty dimension broadcasts
   }
   *bias = {parsed.data, parsed.dtype, stride[0], stride[1], stride[2], stride[3]};
   return {};
