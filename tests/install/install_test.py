@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Installs a build and uses it from outside: a C99 and a C++20 program, found by CMake's find_package and by pkg-config,
-also after the installed tree has been moved."""
+"""Installs a build and uses it from outside: a C99 and a C++20 program, found by find_package and by pkg-config, after
+the installed tree has been moved."""
 
 import argparse
 import os

@@ -1,4 +1,5 @@
 // Causal self-attention of 3 tokens that all look alike, then its gradients; a refused call; the kernel list.
+#include <cmath>
 #include <cstdio>
 #include <onepass/onepass.hpp>
 
