@@ -44,7 +44,7 @@ Array Array::bias(DType dtype, const Index& size, const std::array<bool, 4>& bro
   array.dtype_ = dtype;
   std::int64_t next = 1;
   for (int axis = 3; axis >= 0; --axis) {
-    array.size_[axis] = broadcast[axis] ? std::min<std::int64_t>(size[axis], 1) : size[axis];
+    array.size_[axis] = broadcast[axis] ? 1 : size[axis];
     array.stride_[axis] = broadcast[axis] ? 0 : next;
     if (!broadcast[axis]) next *= std::max<std::int64_t>(size[axis], 1);
   }

@@ -53,9 +53,10 @@ class Reference {
     double error;    // of the baseline
   };
   Reference(const Case& c, bool redraw);
-  static double baseline_error(const Part& part);
   void add(const Case& c, const char* what, Array Case::*output);
-  Status run(const Case& c, oracle::Precision precision);
+  void run_reference(const Case& c);
+  void run_baseline(const Case& c, oracle::Precision precision);
+  Status run(const Case& c, Array Part::*target, oracle::Precision precision, bool recompute);
 
   std::vector<Part> parts_;
   Status status_;

@@ -207,6 +207,21 @@ TEST(Check, AbiDescribesTheCase) {
   EXPECT_EQ(call.options.causal, 1);
 }
 
+/// Random cases through descriptors, checks, selection and launch, on the reference kernels.
+TEST(Check, AbiServesEveryCase) {
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    Limits limits;
+    limits.pass = pass;
+    limits.dtypes |= kF64;
+    limits.work = 1e5;
+    for (int n = 0; n < kit::scaled(200); ++n) {
+      Case c(check::random_spec(kit::first_seed() + 1000 + static_cast<std::uint64_t>(n), limits));
+      const char* kernel = pass == Pass::backward ? "bwd_cpu_oracle" : "fwd_cpu_oracle";
+      EXPECT_TRUE(kit::passes(check::check_abi(c, Reference(c), kernel)));
+    }
+  }
+}
+
 TEST(Check, UnitsInTheLastPlace) {
   EXPECT_EQ(check::ulp(DType::f32, 1.0), 0x1p-23);
   EXPECT_EQ(check::ulp(DType::bf16, -3.0), 0x1p-6);
