@@ -53,10 +53,15 @@ struct Rounding {
   }
 };
 
-/// Eight partial sums: fast without reassociation flags.
-template <class Real>
-Real dot(const Real* a, const Real* b, std::int64_t n) {
-  Real lane[8] = {};
+/// float32: the plain loop, one running sum, as a formula written down in float32 is. float64: eight partial sums, fast
+/// without reassociation flags; its rounding does not matter.
+inline float dot(const float* a, const float* b, std::int64_t n) {
+  float sum = 0;
+  for (std::int64_t c = 0; c < n; ++c) sum += a[c] * b[c];
+  return sum;
+}
+inline double dot(const double* a, const double* b, std::int64_t n) {
+  double lane[8] = {};
   std::int64_t c = 0;
   for (; c + 8 <= n; c += 8) {
     for (int l = 0; l < 8; ++l) lane[l] += a[c + l] * b[c + l];
