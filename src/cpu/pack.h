@@ -18,7 +18,8 @@ ONEPASS_INLINE void with_storage(DType dtype, F&& f) {
 }
 
 template <class Store>
-ONEPASS_INLINE const typename Store::Element* row_as(const Tensor& t, std::int64_t b, std::int64_t seq, std::int64_t head) {
+ONEPASS_INLINE const typename Store::Element* row_as(const Tensor& t, std::int64_t b, std::int64_t seq,
+                                                     std::int64_t head) {
   return reinterpret_cast<const typename Store::Element*>(t.row(b, seq, head));
 }
 template <class Store>
@@ -31,20 +32,21 @@ ONEPASS_INLINE typename Store::Element* writable_row_as(const Tensor& t, std::in
 inline void widen_rows(float* to, std::int64_t pitch, const Tensor& from, std::int64_t b, std::int64_t seq,
                        std::int64_t head, std::int64_t rows, std::int64_t dim) {
   const std::int64_t whole = dim / kLanes * kLanes;
-  with_storage(from.dtype, [&](auto storage) __attribute__((always_inline)) {
-    using Store = decltype(storage);
-    for (std::int64_t r = 0; r < rows; ++r) {
-      const auto* row = row_as<Store>(from, b, seq + r, head);
-      float* out = to + r * pitch;
-      for (std::int64_t c = 0; c < whole; c += kLanes) store(out + c, load_as_float<Store>(row + c));
-      std::int64_t c = whole;
-      if (c < dim) {
-        store(out + c, load_part<Store>(row + c, dim - c));
-        c += kLanes;
-      }
-      for (; c < pitch; c += kLanes) store(out + c, Vec{});
-    }
-  });
+  with_storage(
+      from.dtype, [&](auto storage) __attribute__((always_inline)) {
+        using Store = decltype(storage);
+        for (std::int64_t r = 0; r < rows; ++r) {
+          const auto* row = row_as<Store>(from, b, seq + r, head);
+          float* out = to + r * pitch;
+          for (std::int64_t c = 0; c < whole; c += kLanes) store(out + c, load_as_float<Store>(row + c));
+          std::int64_t c = whole;
+          if (c < dim) {
+            store(out + c, load_part<Store>(row + c, dim - c));
+            c += kLanes;
+          }
+          for (; c < pitch; c += kLanes) store(out + c, Vec{});
+        }
+      });
 }
 
 /// Rows seq ... of one head = from[rows][pitch] * scale, rounded to the storage type. No-op for an absent tensor.
@@ -52,19 +54,20 @@ inline void store_rows(const Tensor& to, std::int64_t b, std::int64_t seq, std::
                        std::int64_t dim, const float* from, std::int64_t pitch, float scale) {
   if (!to) return;
   const std::int64_t whole = dim / kLanes * kLanes;
-  with_storage(to.dtype, [&](auto storage) __attribute__((always_inline)) {
-    using Store = decltype(storage);
-    for (std::int64_t r = 0; r < rows; ++r) {
-      auto* row = writable_row_as<Store>(to, b, seq + r, head);
-      const float* in = from + r * pitch;
-      for (std::int64_t c = 0; c < whole; c += kLanes) store_from_float<Store>(row + c, load(in + c) * scale);
-      if (whole < dim) {
-        Vec rest{};
-        for (std::int64_t c = whole; c < dim; ++c) rest[c - whole] = in[c] * scale;
-        store_part<Store>(row + whole, rest, dim - whole);
-      }
-    }
-  });
+  with_storage(
+      to.dtype, [&](auto storage) __attribute__((always_inline)) {
+        using Store = decltype(storage);
+        for (std::int64_t r = 0; r < rows; ++r) {
+          auto* row = writable_row_as<Store>(to, b, seq + r, head);
+          const float* in = from + r * pitch;
+          for (std::int64_t c = 0; c < whole; c += kLanes) store_from_float<Store>(row + c, load(in + c) * scale);
+          if (whole < dim) {
+            Vec rest{};
+            for (std::int64_t c = whole; c < dim; ++c) rest[c - whole] = in[c] * scale;
+            store_part<Store>(row + whole, rest, dim - whole);
+          }
+        }
+      });
 }
 
 /// Zeros. No-op for an absent tensor.
@@ -97,7 +100,8 @@ ONEPASS_INLINE void transpose_block(const Vec (&in)[kLanes], Vec (&out)[kLanes])
   // u[4 g + i] holds column 4 x + i of rows 4 g ... 4 g + 3 in its 128-bit part x: gather the parts over g.
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
-    const __m512 even01 = _mm512_shuffle_f32x4(u[i], u[4 + i], 0x88), odd01 = _mm512_shuffle_f32x4(u[i], u[4 + i], 0xdd);
+    const __m512 even01 = _mm512_shuffle_f32x4(u[i], u[4 + i], 0x88),
+                 odd01 = _mm512_shuffle_f32x4(u[i], u[4 + i], 0xdd);
     const __m512 even23 = _mm512_shuffle_f32x4(u[8 + i], u[12 + i], 0x88);
     const __m512 odd23 = _mm512_shuffle_f32x4(u[8 + i], u[12 + i], 0xdd);
     out[i] = _mm512_shuffle_f32x4(even01, even23, 0x88);
@@ -132,55 +136,57 @@ inline void transpose_rows(float* to, std::int64_t width, const float* from, std
   }
 }
 
-/// to[dim][width] = rows seq ... of one head, transposed, * scale, 0 in the lanes from `rows` to width.
-inline void load_transposed(float* to, std::int64_t width, const Tensor& from, std::int64_t b, std::int64_t seq,
-                            std::int64_t head, std::int64_t rows, std::int64_t dim, float scale) {
-  with_storage(from.dtype, [&](auto storage) __attribute__((always_inline)) {
-    using Store = decltype(storage);
-    for (std::int64_t i = 0; i < width; i += kLanes) {
-      for (std::int64_t c = 0; c < dim; c += kLanes) {
-        Vec in[kLanes], out[kLanes];
-        const std::int64_t columns = min_of<std::int64_t>(kLanes, dim - c);
-        for (int r = 0; r < kLanes; ++r) {
-          if (i + r >= rows) {
-            in[r] = Vec{};
-            continue;
+/// to[dim][pitch] = rows seq ... of one head, transposed, * scale, 0 in the lanes from `rows` to `width`.
+inline void load_transposed(float* to, std::int64_t pitch, std::int64_t width, const Tensor& from, std::int64_t b,
+                            std::int64_t seq, std::int64_t head, std::int64_t rows, std::int64_t dim, float scale) {
+  with_storage(
+      from.dtype, [&](auto storage) __attribute__((always_inline)) {
+        using Store = decltype(storage);
+        for (std::int64_t i = 0; i < width; i += kLanes) {
+          for (std::int64_t c = 0; c < dim; c += kLanes) {
+            Vec in[kLanes], out[kLanes];
+            const std::int64_t columns = min_of<std::int64_t>(kLanes, dim - c);
+            for (int r = 0; r < kLanes; ++r) {
+              if (i + r >= rows) {
+                in[r] = Vec{};
+                continue;
+              }
+              const auto* p = row_as<Store>(from, b, seq + i + r, head) + c;
+              in[r] = (columns == kLanes ? load_as_float<Store>(p) : load_part<Store>(p, columns)) * scale;
+            }
+            transpose_block(in, out);
+            for (std::int64_t x = 0; x < columns; ++x) store(to + (c + x) * pitch + i, out[x]);
           }
-          const auto* p = row_as<Store>(from, b, seq + i + r, head) + c;
-          in[r] = (columns == kLanes ? load_as_float<Store>(p) : load_part<Store>(p, columns)) * scale;
         }
-        transpose_block(in, out);
-        for (std::int64_t x = 0; x < columns; ++x) store(to + (c + x) * width + i, out[x]);
-      }
-    }
-  });
+      });
 }
 
 /// Rows seq ... of one head = (from[dim][width] * lane_scale[width])^T, rounded to the storage type.
 inline void store_transposed(const Tensor& to, std::int64_t b, std::int64_t seq, std::int64_t head, std::int64_t rows,
                              std::int64_t dim, const float* from, std::int64_t width, const float* lane_scale) {
-  with_storage(to.dtype, [&](auto storage) __attribute__((always_inline)) {
-    using Store = decltype(storage);
-    for (std::int64_t i = 0; i < rows; i += kLanes) {
-      const Vec factor = load(lane_scale + i);
-      for (std::int64_t c = 0; c < dim; c += kLanes) {
-        Vec in[kLanes], out[kLanes];
-        const std::int64_t columns = min_of<std::int64_t>(kLanes, dim - c);
-        for (std::int64_t x = 0; x < kLanes; ++x) {
-          in[x] = x < columns ? load(from + (c + x) * width + i) * factor : Vec{};
-        }
-        transpose_block(in, out);
-        for (std::int64_t r = 0; r < kLanes && i + r < rows; ++r) {
-          auto* p = writable_row_as<Store>(to, b, seq + i + r, head) + c;
-          if (columns == kLanes) {
-            store_from_float<Store>(p, out[r]);
-          } else {
-            store_part<Store>(p, out[r], columns);
+  with_storage(
+      to.dtype, [&](auto storage) __attribute__((always_inline)) {
+        using Store = decltype(storage);
+        for (std::int64_t i = 0; i < rows; i += kLanes) {
+          const Vec factor = load(lane_scale + i);
+          for (std::int64_t c = 0; c < dim; c += kLanes) {
+            Vec in[kLanes], out[kLanes];
+            const std::int64_t columns = min_of<std::int64_t>(kLanes, dim - c);
+            for (std::int64_t x = 0; x < kLanes; ++x) {
+              in[x] = x < columns ? load(from + (c + x) * width + i) * factor : Vec{};
+            }
+            transpose_block(in, out);
+            for (std::int64_t r = 0; r < kLanes && i + r < rows; ++r) {
+              auto* p = writable_row_as<Store>(to, b, seq + i + r, head) + c;
+              if (columns == kLanes) {
+                store_from_float<Store>(p, out[r]);
+              } else {
+                store_part<Store>(p, out[r], columns);
+              }
+            }
           }
         }
-      }
-    }
-  });
+      });
 }
 
 }  // namespace

@@ -1,0 +1,221 @@
+// The float32 forward on every instruction set of this machine.
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "check/compare.h"
+#include "check/sweep.h"
+
+namespace onepass {
+namespace {
+
+using check::Case;
+using check::CaseSpec;
+
+std::vector<const Kernel*> forward_kernels() {
+  std::vector<const Kernel*> list;
+  for (const Kernel* kernel : check::runnable_kernels(Pass::forward)) {
+    const std::string_view name = kernel->name, arch = kernel->arch;
+    if (name.starts_with("fwd_") && (arch == "portable" || arch == "avx2" || arch == "avx512")) list.push_back(kernel);
+  }
+  return list;
+}
+
+#if defined(ONEPASS_SANITIZED)
+constexpr int kThin = 8;
+#else
+constexpr int kThin = 1;
+#endif
+
+void expect_right(const CaseSpec& spec, const std::vector<int>& threads = {1}) {
+  Case c(spec);
+  const check::Reference reference(c);
+  ASSERT_TRUE(reference.status().ok()) << reference.status().text();
+  for (const Kernel* kernel : forward_kernels()) {
+    std::uint64_t bits = 0;
+    for (const int n : threads) {
+      const check::Report report = check::check_kernel(*kernel, c, reference, n);
+      EXPECT_TRUE(report.ok()) << report.text();
+      if (n != threads.front()) {
+        EXPECT_EQ(report.bits, bits) << kernel->name << " with " << n << " threads";
+      }
+      bits = report.bits;
+    }
+  }
+}
+
+TEST(Forward, RandomCases) {
+  check::Sweep sweep;
+  sweep.cases = 600 / kThin;
+  sweep.threads = {1, 2, 3, 8};
+  const auto kernels = forward_kernels();
+  for (const check::Tally& tally : check::run_sweep(kernels, sweep)) {
+    EXPECT_EQ(tally.failed, 0) << tally.kernel->name << " " << dtype_name(tally.dtype);
+    for (const std::string& failure : tally.failures) ADD_FAILURE() << failure;
+    EXPECT_GT(tally.cases, 0);
+  }
+}
+
+TEST(Forward, EveryLengthAgainstTheTiles) {
+  for (std::int64_t seq = 1; seq <= 300; seq += kThin) {
+    CaseSpec spec;
+    spec.seed = static_cast<std::uint64_t>(seq);
+    spec.dtype = static_cast<DType>(seq % 3);
+    spec.seq_q = seq;
+    spec.seq_k = seq % 2 == 0 ? seq : 301 - seq;
+    spec.head_dim = spec.head_dim_v = 24;
+    spec.causal = seq % 4 < 2;
+    expect_right(spec);
+  }
+}
+
+TEST(Forward, EveryHeadDim) {
+  for (std::int64_t dim = 1; dim <= 264; dim += kThin) {
+    CaseSpec spec;
+    spec.dtype = static_cast<DType>(dim % 3);
+    spec.seq_q = 7;
+    spec.seq_k = 19;
+    spec.head_dim = dim;
+    spec.head_dim_v = dim % 5 == 0 ? 265 - dim : dim;
+    expect_right(spec);
+  }
+  for (const std::int64_t dim : {320, 512, 1024}) {
+    CaseSpec spec;
+    spec.seq_q = 70;
+    spec.seq_k = 100;
+    spec.head_dim = dim;
+    spec.head_dim_v = dim == 512 ? 576 : dim;
+    expect_right(spec);
+  }
+}
+
+TEST(Forward, WindowsAroundTheTiles) {
+  for (const std::int64_t window : {1, 63, 64, 95, 96, 128, 255}) {
+    for (const std::int64_t seq : {64, 65, 129, 200}) {
+      CaseSpec spec;
+      spec.seq_q = spec.seq_k = seq;
+      spec.causal = window % 2 == 0;
+      spec.window_left = window;
+      spec.window_right = window % 3 == 0 ? -1 : window / 2;
+      expect_right(spec, {1, 2});
+    }
+  }
+}
+
+TEST(Forward, MoreQueriesThanKeys) {
+  for (const std::int64_t excess : {1, 63, 64, 65, 127, 128, 129}) {
+    CaseSpec spec;
+    spec.seq_k = 130;
+    spec.seq_q = 130 + excess;
+    spec.heads_q = spec.heads_kv = 2;
+    spec.head_dim = spec.head_dim_v = 64;
+    spec.causal = true;
+    expect_right(spec);
+    spec.window_left = 16;
+    expect_right(spec);
+  }
+}
+
+/// Bits of out for a case whose V (or K) holds `value` in key 5 of every head, hidden from the rows before it.
+std::vector<char> bits_with(const Kernel& kernel, float value, bool in_v, std::int64_t rows) {
+  CaseSpec spec;
+  spec.seq_q = spec.seq_k = 40;
+  spec.heads_q = spec.heads_kv = 2;
+  spec.head_dim = spec.head_dim_v = 20;
+  spec.causal = true;
+  Case c(spec);
+  check::Array& array = in_v ? c.v : c.k;
+  array.each([&](const check::Index& at, std::int64_t offset) {
+    if (at[1] == 5) array.set(offset, value);
+  });
+  std::vector<char> workspace(kernel.workspace(c.problem(), 1) + 64);
+  Launch launch;
+  launch.workspace = reinterpret_cast<void*>((reinterpret_cast<std::uintptr_t>(workspace.data()) + 63) / 64 * 64);
+  EXPECT_TRUE(kernel.forward(c.problem(), c.forward_operands(), launch).ok());
+  std::vector<char> bits;
+  c.out.each([&](const check::Index& at, std::int64_t offset) {
+    const double x = c.out.get(offset);
+    if (at[1] < rows) bits.insert(bits.end(), reinterpret_cast<const char*>(&x), reinterpret_cast<const char*>(&x + 1));
+    if (at[1] >= 5 && !std::isfinite(value)) {
+      EXPECT_FALSE(std::isfinite(x)) << "row " << at[1];
+    }
+  });
+  return bits;
+}
+
+TEST(Forward, HiddenNonFiniteKeysChangeNoBit) {
+  for (const Kernel* kernel : forward_kernels()) {
+    for (const bool in_v : {false, true}) {
+      const auto zeros = bits_with(*kernel, 0, in_v, 5);
+      for (const float value : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+        if (in_v || std::isnan(value)) {
+          EXPECT_EQ(bits_with(*kernel, value, in_v, 5), zeros) << kernel->name;
+        }
+      }
+    }
+  }
+}
+
+TEST(Forward, ManyTinySequences) {
+  // More sequences than a 16-bit grid has places; and many heads.
+  CaseSpec spec;
+  spec.batch = 70000 / kThin;
+  spec.seq_q = spec.seq_k = 2;
+  spec.heads_q = spec.heads_kv = 1;
+  spec.head_dim = spec.head_dim_v = 4;
+  expect_right(spec, {2});
+  spec.batch = 1;
+  spec.heads_q = spec.heads_kv = 70000 / kThin;
+  expect_right(spec, {2});
+}
+
+TEST(Forward, OffsetsBeyondTwoToThe31) {
+  // Sparse memory: strides of 2^30 elements, only the touched pages exist.
+  constexpr std::int64_t kStride = std::int64_t{1} << 30;
+  constexpr std::int64_t kSeq = 5, kDim = 8;
+  const std::size_t bytes = static_cast<std::size_t>(kStride) * kSeq * 4;
+  void* memory = mmap(nullptr, 4 * bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) GTEST_SKIP() << "this system grants no 80 GiB of address space";
+  float* base = static_cast<float*>(memory);
+  const std::int64_t span = kStride * kSeq;
+  Problem p;
+  p.batch = 1;
+  p.seq_q = p.seq_k = p.total_q = p.total_k = kSeq;
+  p.heads_q = p.heads_kv = 1;
+  p.head_dim = p.head_dim_v = kDim;
+  std::vector<float> small(4 * kSeq * kDim);
+  const auto tensor = [&](float* data, std::int64_t stride) { return Tensor{data, DType::f32, 0, stride, 0}; };
+  for (int t = 0; t < 3; ++t) {
+    for (std::int64_t i = 0; i < kSeq; ++i) {
+      for (std::int64_t c = 0; c < kDim; ++c) {
+        const float x = std::sin(static_cast<float>(t * 100 + i * kDim + c));
+        base[t * span + i * kStride + c] = small[static_cast<std::size_t>((t * kSeq + i) * kDim + c)] = x;
+      }
+    }
+  }
+  for (const Kernel* kernel : forward_kernels()) {
+    std::vector<char> workspace(kernel->workspace(p, 1) + 64);
+    Launch launch;
+    launch.workspace = reinterpret_cast<void*>((reinterpret_cast<std::uintptr_t>(workspace.data()) + 63) / 64 * 64);
+    const auto run = [&](float* data, std::int64_t tensor_span, std::int64_t stride) {
+      const ForwardOperands f{tensor(data, stride),
+                              tensor(data + tensor_span, stride),
+                              tensor(data + 2 * tensor_span, stride),
+                              tensor(data + 3 * tensor_span, stride),
+                              {}};
+      EXPECT_TRUE(kernel->forward(p, f, launch).ok());
+    };
+    run(base, span, kStride);
+    run(small.data(), kSeq * kDim, kDim);
+    for (std::int64_t i = 0; i < kSeq; ++i) {
+      EXPECT_EQ(std::memcmp(base + 3 * span + i * kStride, small.data() + (3 * kSeq + i) * kDim, kDim * 4), 0);
+    }
+  }
+  munmap(memory, 4 * bytes);
+}
+
+}  // namespace
+}  // namespace onepass
