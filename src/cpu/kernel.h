@@ -23,6 +23,7 @@ ONEPASS_CPU_ISA(avx2)
 ONEPASS_CPU_ISA(avx512)
 ONEPASS_CPU_ISA(avx512bf16)
 ONEPASS_CPU_ISA(amx)
+ONEPASS_CPU_ISA(amx_emulated)  // the AMX kernels in plain C++: in tests only
 #undef ONEPASS_CPU_ISA
 
 }  // namespace onepass::cpu

@@ -76,6 +76,14 @@ ONEPASS_INLINE __m256i load_row16(const Bf16* p, std::int64_t n) {
                  : _mm256_setzero_si256();
 }
 
+ONEPASS_INLINE void store_row32(Bf16* p, std::int64_t n, __m512i x) {
+  if (n >= 32) {
+    _mm512_storeu_si512(p, x);
+  } else {
+    _mm512_mask_storeu_epi16(p, static_cast<__mmask32>((std::uint32_t{1} << n) - 1), x);
+  }
+}
+
 /// Block of dwords (row, column pair): 16 rows by 32 columns at p, of which rows x columns exist.
 ONEPASS_INLINE void load_column_pairs(const Bf16* p, std::int64_t stride, std::int64_t rows, std::int64_t columns,
                                       __m512i (&block)[16]) {
@@ -97,12 +105,23 @@ ONEPASS_INLINE void store_block(Bf16* p, std::int64_t row, const __m512i (&block
   for (int r = 0; r < 16; ++r) _mm512_storeu_si512(p + r * row, block[r]);
 }
 
+/// out[padded_rows][pitch] = the rows at p, zeros where there is none.
+inline void copy_rows_padded(const Bf16* p, std::int64_t stride, std::int64_t rows, std::int64_t padded_rows,
+                             std::int64_t columns, Bf16* out, std::int64_t pitch) {
+  for (std::int64_t r = 0; r < padded_rows; ++r) {
+    for (std::int64_t c = 0; c < pitch; c += 32) {
+      const __m512i x = r < rows ? load_row32(p + r * stride + c, columns - c) : _mm512_setzero_si512();
+      store_row32(out + r * pitch + c, pitch - c, x);
+    }
+  }
+}
+
 /// Rows become lanes, column pairs are contracted (Q^T, dO^T, K^T): rows x columns at p, padded with zeros to
-/// multiples of 16 and 32.
+/// multiples of 16 (at least `lanes`) and 32.
 inline void pack_lanes_of_rows(const Bf16* p, std::int64_t stride, std::int64_t rows, std::int64_t columns, Bf16* out,
-                               PairLayout layout) {
+                               PairLayout layout, std::int64_t lanes = 0) {
   for (std::int64_t c = 0; c < columns; c += 32) {
-    for (std::int64_t r = 0; r < rows; r += 16) {
+    for (std::int64_t r = 0; r < max_of(rows, lanes); r += 16) {
       __m512i in[16], transposed[16];
       load_column_pairs(p + r * stride + c, stride, rows - r, columns - c, in);
       transpose_dwords(in, transposed);

@@ -1,0 +1,16 @@
+// The bfloat16 forward on AVX512-BF16.
+#include "cpu/forward_bf16.h"
+
+#include "cpu/tiles_dot.h"
+
+namespace onepass::cpu::ONEPASS_ISA {
+
+std::size_t forward_workspace(const Problem& problem, int threads) {
+  return forward_workspace_bf16<DotTiles>(problem, threads);
+}
+
+void forward(const Problem& problem, const ForwardOperands& operands, const Launch& launch) {
+  forward_bf16<DotTiles>(problem, operands, launch);
+}
+
+}  // namespace onepass::cpu::ONEPASS_ISA
