@@ -54,6 +54,7 @@ class Reference {
   };
   Reference(const Case& c, bool redraw);
   void add(const Case& c, const char* what, Array Case::*output);
+  static int draws_for(const CaseSpec& s);
   void run_reference(const Case& c);
   void run_baseline(const Case& c, oracle::Precision precision);
   Status run(const Case& c, Array Part::*target, oracle::Precision precision, bool recompute);
