@@ -36,8 +36,10 @@ ElementType element_type(DType type) {
 Result<StandIn> stand_in(const Output& o, DType type) {
   StandIn result;
   ONEPASS_ASSIGN(result.memory, Array::allocate(element_type(type), {o.items, o.rows, o.heads, o.dim}));
-  result.tensor = {result.memory.data(), type, o.rows * o.heads * o.dim, o.heads * o.dim, o.dim};
-  if (o.is_lse) result.tensor = {result.memory.data(), type, o.rows * o.heads, 1, o.rows};
+  // Packed operands are one item, whose sequences all begin at its first row.
+  const std::int64_t stride_batch = o.items > 1 ? o.rows * o.heads * o.dim : 0;
+  result.tensor = {result.memory.data(), type, stride_batch, o.heads * o.dim, o.dim};
+  if (o.is_lse) result.tensor = {result.memory.data(), type, stride_batch, 1, o.rows};
   return result;
 }
 
