@@ -168,10 +168,10 @@ struct ForwardTask {
   }
 
   /// O = O^T / sum, LSE = reference + log sum, with the sink as one more logit of the row; the lanes [begin, end).
-  void write(const RowGroup& g, std::int64_t begin, std::int64_t end) const {
+  void write(const RowGroup& g, std::int64_t begin, std::int64_t end, bool with_lse) const {
     const std::int64_t seq = sequence.q_row + g.i0;
     const float sink = sink_of(problem, head);
-    float* lse = operands.lse ? operands.lse.row(b, head, seq) : nullptr;
+    float* lse = operands.lse && with_lse ? operands.lse.row(b, head, seq) : nullptr;
     alignas(64) float factor[kWidth + kLanes] = {};
     for (std::int64_t i = begin; i < end; ++i) {
       if (g.reference[i] == -kInf && g.sum[i] == 0) {  // no visible key
@@ -221,14 +221,14 @@ struct ForwardTask {
     sweep();
     std::uint64_t lost[kMostGroups], any_lost = 0;
     for (std::int64_t n = 0; n < count(); ++n) {
-      write(groups[n], 0, groups[n].rows);
+      write(groups[n], 0, groups[n].rows, true);
       any_lost |= lost[n] = prepare_again(groups[n]);
     }
     if (__builtin_expect(any_lost == 0, 1)) return;
     sweep();
     for (std::int64_t n = 0; n < count(); ++n) {
       for (std::int64_t i = 0; i < groups[n].rows; ++i) {
-        if ((lost[n] >> i & 1) != 0) write(groups[n], i, i + 1);
+        if ((lost[n] >> i & 1) != 0) write(groups[n], i, i + 1, false);
       }
     }
   }
