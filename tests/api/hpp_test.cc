@@ -143,7 +143,7 @@ TEST(Hpp, DecodeAppendsAndMergeJoins) {
   Tensor<std::int32_t> none({2});
   Tensor<float> k_cache({2, 5, 2, 8}), v_cache({2, 5, 2, 6}), out({2, 3, 4, 6});
   onepass::decode({.q = s.q, .k_cache = k_cache, .v_cache = v_cache, .cache_seqlens = none, .out = out, .k_new = s.k,
-                   .v_new = s.v}).or_throw();
+                   .v_new = s.v}, {.causal = true}).or_throw();
   EXPECT_TRUE(std::equal(s.k.begin(), s.k.end(), k_cache.begin()));
   onepass::forward(s.forward(), {.causal = true}).or_throw();  // a cache's queries are its last tokens
   for (std::size_t i = 0; i < out.size(); ++i) EXPECT_NEAR(out[i], s.out[i], 1e-5f) << i;
