@@ -117,14 +117,13 @@ struct ForwardTask {
                    operands.v.stride_seq,
                    false};
     const Bf16* v = block.v + skipped * block.v_stride;
-    std::int64_t v_stride = block.v_stride;
-    block.special_values = has_special_values(v, v_stride, keys, dim_v);
+    SpecialScan scan;
+    Tiles::pack_values(v, block.v_stride, skipped, keys, dim_v, scratch.group.v, scan);
+    block.special_values = scan.found();
     if (__builtin_expect(block.special_values, 0)) {
-      copy_without_special(v, v_stride, keys, dim_v, scratch.v_clean, dim_v);
-      v = scratch.v_clean;
-      v_stride = dim_v;
+      copy_without_special(v, block.v_stride, keys, dim_v, scratch.v_clean, dim_v);
+      Tiles::pack_values(scratch.v_clean, dim_v, skipped, keys, dim_v, scratch.group.v, NoObserver{});
     }
-    Tiles::pack_values(v, v_stride, skipped, keys, dim_v, scratch.group.v);
     if (dim != plan.dim || round_up(end, Tiles::kKeyRows) > sequence.k_length) {
       copy_rows_padded(block.k + skipped * block.k_stride, block.k_stride, keys, round_up(keys, Tiles::kKeyRows), dim,
                        scratch.k + skipped * plan.dim, plan.dim);
@@ -136,10 +135,11 @@ struct ForwardTask {
 
   template <int kN>
   void add(RowGroup& g, const HeadScore& h, const KeyBlock& block, std::int64_t begin, std::int64_t end) const {
+    const bool exact = static_cast<bool>(operands.lse);
     if (modified) {
-      GroupStep<Tiles, kN, true>{problem, h, scratch.group, plan.dim, g, block}.run(begin, end);
+      GroupStep<Tiles, kN, true>{problem, h, scratch.group, plan.dim, g, block, exact}.run(begin, end);
     } else {
-      GroupStep<Tiles, kN, false>{problem, h, scratch.group, plan.dim, g, block}.run(begin, end);
+      GroupStep<Tiles, kN, false>{problem, h, scratch.group, plan.dim, g, block, exact}.run(begin, end);
     }
   }
 

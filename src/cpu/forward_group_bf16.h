@@ -57,6 +57,7 @@ struct GroupStep {
   std::int64_t dim;  // padded
   RowGroup& g;
   const KeyBlock& block;
+  bool exact;  // there is an LSE to write
 
   static constexpr float kBase = kModified ? kLog2e : 1.0f;  // natural or base-2 units to base 2
 
@@ -142,6 +143,16 @@ struct GroupStep {
       }
       return;
     }
+    if (exact) {
+      make_pairs<true>(s, keys, p, weight, sums);
+    } else {
+      make_pairs<false>(s, keys, p, weight, sums);
+    }
+  }
+
+  template <bool kExact, class Weight>
+  ONEPASS_INLINE void make_pairs(const float* s, std::int64_t keys, Bf16* p, Weight&& weight, Sums& sums) const {
+    constexpr PairLayout to = Tiles::kRight;
     const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3f80);
     for (std::int64_t i = 0; i < keys; i += 2) {
 #pragma GCC unroll 4
@@ -149,7 +160,7 @@ struct GroupStep {
         const Vec even = weight(s + i * kWidth, x), odd = weight(s + (i + 1) * kWidth, x);
         const __m512i pair = round_to_pairs(even, odd);
         sums.rounded[x] = (Vec)_mm512_dpbf16_ps((__m512)sums.rounded[x], (__m512bh)pair, ones);
-        sums.exact[x] += even + odd;
+        if (kExact) sums.exact[x] += even + odd;
         _mm512_storeu_si512(p + i / 2 * to.row + x * to.lane_group, pair);
       }
     }

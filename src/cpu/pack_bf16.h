@@ -130,13 +130,21 @@ inline void pack_lanes_of_rows(const Bf16* p, std::int64_t stride, std::int64_t 
   }
 }
 
+/// Looks at packed elements on their way.
+struct NoObserver {
+  ONEPASS_INLINE void operator()(__m512i) {}
+};
+
 /// Columns become lanes, row pairs are contracted (V, Q, dO, K as right factors): padded to multiples of 32 and 16.
+template <class Observer = NoObserver>
 inline void pack_lanes_of_columns(const Bf16* p, std::int64_t stride, std::int64_t rows, std::int64_t columns,
-                                  Bf16* out, PairLayout layout) {
+                                  Bf16* out, PairLayout layout, Observer&& observe = {}) {
   for (std::int64_t r = 0; r < rows; r += 32) {
     for (std::int64_t c = 0; c < columns; c += 16) {
       __m512i block[16];
       load_row_pairs(p + r * stride + c, stride, rows - r, columns - c, block);
+#pragma GCC unroll 16
+      for (int x = 0; x < 16; ++x) observe(block[x]);
       store_block(out + r / 32 * layout.pair_group + c / 16 * layout.lane_group, layout.row, block);
     }
   }
@@ -144,12 +152,15 @@ inline void pack_lanes_of_columns(const Bf16* p, std::int64_t stride, std::int64
 
 /// The transpose as AMX's A operand (V^T, K^T): 1 KB tiles [column / 16][row / 32][16 columns][32 rows], `strip`
 /// elements from one 16 columns to the next; padded to multiples of 32 rows and 16 columns.
+template <class Observer = NoObserver>
 inline void pack_transposed_tiles(const Bf16* p, std::int64_t stride, std::int64_t rows, std::int64_t columns,
-                                  Bf16* out, std::int64_t strip) {
+                                  Bf16* out, std::int64_t strip, Observer&& observe = {}) {
   for (std::int64_t r = 0; r < rows; r += 32) {
     for (std::int64_t c = 0; c < columns; c += 16) {
       __m512i block[16], transposed[16];
       load_row_pairs(p + r * stride + c, stride, rows - r, columns - c, block);
+#pragma GCC unroll 16
+      for (int x = 0; x < 16; ++x) observe(block[x]);
       transpose_dwords(block, transposed);
       store_block(out + c / 16 * strip + r / 32 * 512, 32, transposed);
     }

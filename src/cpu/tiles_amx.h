@@ -68,9 +68,10 @@ struct AmxTiles {
   }
 
   /// V^T as [column / 16][key / 32] tiles, for the keys from `begin` on of a block.
+  template <class Observer>
   static ONEPASS_INLINE void pack_values(const Bf16* v, std::int64_t v_stride, std::int64_t begin, std::int64_t keys,
-                                         std::int64_t dim_v, Bf16* out) {
-    pack_transposed_tiles(v, v_stride, keys, dim_v, out + begin / 32 * kTile, kStrip);
+                                         std::int64_t dim_v, Bf16* out, Observer&& observe) {
+    pack_transposed_tiles(v, v_stride, keys, dim_v, out + begin / 32 * kTile, kStrip, observe);
   }
 
   /// O^T[dim_v][kN vectors] += V^T P^T over the keys [begin, end) of a block, multiples of 32; dim_v rounded up to 16.

@@ -82,10 +82,11 @@ struct DotTiles {
   }
 
   /// V as [key pair][dim_v][2], for the keys from `begin` on of a block.
+  template <class Observer>
   static ONEPASS_INLINE void pack_values(const Bf16* v, std::int64_t v_stride, std::int64_t begin, std::int64_t keys,
-                                         std::int64_t dim_v, Bf16* out) {
+                                         std::int64_t dim_v, Bf16* out, Observer&& observe) {
     const std::int64_t dim = round_up(dim_v, kDimVStep);
-    pack_lanes_of_columns(v, v_stride, keys, dim_v, out + begin * dim, flat_layout(dim));
+    pack_lanes_of_columns(v, v_stride, keys, dim_v, out + begin * dim, flat_layout(dim), observe);
   }
 
   /// O^T[dim_v][kN vectors] += V^T P^T over the keys [begin, end) of a block, both even.

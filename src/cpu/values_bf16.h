@@ -20,13 +20,20 @@ ONEPASS_INLINE __mmask32 special_values(__m512i x) {
          _mm512_cmp_epu16_mask(magnitude, _mm512_set1_epi16(kNotFinite), _MM_CMPINT_NLT);
 }
 
-inline bool has_special_values(const Bf16* v, std::int64_t stride, std::int64_t rows, std::int64_t columns) {
-  __mmask32 found = 0;
-  for (std::int64_t r = 0; r < rows; ++r) {
-    for (std::int64_t c = 0; c < columns; c += 32) found |= special_values(load_row32(v + r * stride + c, columns - c));
+/// Observes V while it is packed.
+struct SpecialScan {
+  __m512i largest = _mm512_setzero_si512(), smallest = _mm512_set1_epi16(-1);  // magnitudes; the second less 1
+
+  ONEPASS_INLINE void operator()(__m512i x) {
+    const __m512i magnitude = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
+    largest = _mm512_max_epu16(largest, magnitude);
+    smallest = _mm512_min_epu16(smallest, _mm512_sub_epi16(magnitude, _mm512_set1_epi16(1)));  // of 0: 0xffff
   }
-  return found != 0;
-}
+  ONEPASS_INLINE bool found() const {
+    return (_mm512_cmp_epu16_mask(smallest, _mm512_set1_epi16(kTinyEnd - 1), _MM_CMPINT_LT) |
+            _mm512_cmp_epu16_mask(largest, _mm512_set1_epi16(kNotFinite), _MM_CMPINT_NLT)) != 0;
+  }
+};
 
 /// A copy [rows][out_stride] with zeros for the special elements.
 inline void copy_without_special(const Bf16* v, std::int64_t stride, std::int64_t rows, std::int64_t columns, Bf16* out,
