@@ -122,9 +122,28 @@ ONEPASS_INLINE Vec exp2(Vec x) {
 #endif
 }
 
-/// Natural exponential, by exp2.
+/// e^x to about an ulp; 0 for x below -87 or -inf (-103 with AVX-512), NaN stays NaN. Cody and Waite's reduction: exp2
+/// of x log2(e) would lose what the product's rounding loses, 5 ulp at x = -10.
 ONEPASS_INLINE Vec exp(Vec x) {
-  return exp2(x * kLog2e);
+  // Bounds: infinity minus infinity below would be NaN. NaN stays.
+  const Vec t = max(broadcast(-105.0f), x);
+#if defined(__AVX512F__)
+  const Vec n = _mm512_roundscale_ps(t * kLog2e, 0x08);  // to nearest
+#else
+  const Vec bounded = t > 88.0f ? broadcast(88.0f) : t;
+  const Vec magic = bounded * kLog2e + 12582912.0f;  // 1.5 * 2^23: the integer in the low bits
+  const Vec n = magic - 12582912.0f;
+#endif
+  // ln 2 in two parts, the first short enough for exact products.
+  const Vec r = (t - n * 0.693359375f) + n * 2.12194440e-4f;
+  const Vec p = 1.0f + r * (1.0f + r * (0.49999994f + r * (0.16666521f + r * (0.04166839f + r * (0.008368724f +
+                    r * 0.0013814584f)))));
+#if defined(__AVX512F__)
+  return _mm512_scalef_ps(p, n);
+#else
+  const Vec result = as_float(as_int(p) + (as_int(magic) << 23));
+  return x < -87.0f ? Vec{} : (x == x ? result : x);
+#endif
 }
 
 /// tanh: odd polynomial below 0.625 (coefficients of Cephes' tanhf), else 1 - 2 / (exp(2|x|) + 1).

@@ -1,0 +1,189 @@
+// The arithmetic of the backward on one tile: P and dS from S^T = K Q^T and dP^T = V dO^T, lanes = queries, and the
+// products that spread them. Names as in the FlashAttention-2 paper, with D = rowsum(dO o O) - dLSE.
+#pragma once
+
+#include "cpu/backward_plan.h"
+#include "cpu/product.h"
+#include "cpu/score.h"
+
+namespace onepass::cpu::ONEPASS_ISA {
+namespace {
+
+/// The query rows of one tile and what they see of the key block.
+struct QueryBlock {
+  std::int64_t i0 = 0, rows = 0;
+  bool masked = false;  // some pair is hidden: outside the mask, or the row has lse -inf
+  bool finite = true;   // q and dout hold no NaN or Inf; known only if masked
+  alignas(64) float l[kBlockQ];  // lse; +inf where nothing is to be seen, so that P = 0
+  alignas(64) float d[kBlockQ];
+  alignas(64) std::int32_t lo[kBlockQ], hi[kBlockQ];  // if masked: row sees keys lo <= j < hi, counted from the block's first
+};
+
+ONEPASS_INLINE IntVec load_ints(const std::int32_t* p) { return as_int(load(reinterpret_cast<const float*>(p))); }
+
+// ---- C[rows][vectors] (+)= A B ----
+
+inline constexpr std::int64_t kChunk = 16;
+
+enum class Sum { fresh, onto, chunks };
+
+/// One group of kN vectors of columns. Sums start at 0 (fresh) or at C (onto) and take their products in ascending k, one
+/// fused operation each. chunks: sums of kChunk products, added up one after the other: half the rounding error or less.
+template <int kN, Sum kSum>
+ONEPASS_INLINE void multiply_columns(float* c, std::int64_t c_row, const float* a, std::int64_t a_row, std::int64_t a_k,
+                                     const float* b, std::int64_t b_k, std::int64_t rows, std::int64_t depth) {
+  for_row_tiles(rows, [&](std::int64_t m, auto count) {
+    float* out = c + m * c_row;
+    const float* in = a + m * a_row;
+    const auto zero = [](int, int) { return Vec{}; };
+    const auto old = [&](int i, int j) { return load(out + i * c_row + j * kLanes); };
+    const auto put = [&](int i, int j, Vec x) { store(out + i * c_row + j * kLanes, x); };
+    constexpr int kM = decltype(count)::value;
+    if constexpr (kSum == Sum::fresh) {
+      product_tile<kM, kN>(in, a_row, a_k, b, b_k, depth, zero, put);
+    } else if constexpr (kSum == Sum::onto) {
+      product_tile<kM, kN>(in, a_row, a_k, b, b_k, depth, old, put);
+    } else {
+      product_tile<kM, kN>(in, a_row, a_k, b, b_k, min_of(depth, kChunk), zero, put);
+      for (std::int64_t k = kChunk; k < depth; k += kChunk) {
+        product_tile<kM, kN>(in + k * a_k, a_row, a_k, b + k * b_k, b_k, min_of(depth - k, kChunk), zero,
+                             [&](int i, int j, Vec x) { put(i, j, old(i, j) + x); });
+      }
+    }
+  });
+}
+
+template <Sum kSum>
+[[gnu::noinline]] void multiply(float* c, std::int64_t c_row, const float* a, std::int64_t a_row, std::int64_t a_k,
+                                const float* b, std::int64_t b_k, std::int64_t rows, std::int64_t vectors,
+                                std::int64_t depth) {
+  for (; vectors >= kVectors; vectors -= kVectors, c += kWidth, b += kWidth) {
+    multiply_columns<kVectors, kSum>(c, c_row, a, a_row, a_k, b, b_k, rows, depth);
+  }
+  if constexpr (kVectors > 2) {
+    for (; vectors >= 2; vectors -= 2, c += 2 * kLanes, b += 2 * kLanes) {
+      multiply_columns<2, kSum>(c, c_row, a, a_row, a_k, b, b_k, rows, depth);
+    }
+  }
+  if (vectors > 0) multiply_columns<1, kSum>(c, c_row, a, a_row, a_k, b, b_k, rows, depth);
+}
+
+/// The same sums over the visible pairs only: where a hidden factor is NaN or Inf, adding 0 times it would be wrong.
+/// visible(row, k).
+template <class Visible>
+void multiply_visible(float* c, std::int64_t c_row, const float* a, std::int64_t a_row, std::int64_t a_k, const float* b,
+                      std::int64_t b_k, std::int64_t rows, std::int64_t vectors, std::int64_t depth, bool accumulate,
+                      Visible&& visible) {
+  for (std::int64_t m = 0; m < rows; ++m) {
+    for (std::int64_t column = 0; column < vectors * kLanes; column += kLanes) {
+      Vec sum = accumulate ? load(c + m * c_row + column) : Vec{};
+      for (std::int64_t k = 0; k < depth; ++k) {
+        if (visible(m, k)) sum += broadcast(a[m * a_row + k * a_k]) * load(b + k * b_k + column);
+      }
+      store(c + m * c_row + column, sum);
+    }
+  }
+}
+
+/// True if none of the floats is NaN or Inf; a multiple of kLanes of them.
+inline bool all_finite(const float* x, std::int64_t count) {
+  Vec sum{};
+  for (std::int64_t n = 0; n < count; n += kLanes) sum += load(x + n) * 0.0f;
+  return !any(sum != 0.0f);
+}
+
+// ---- P and dS ----
+
+/// Turns S^T and dP^T of the keys [key, key + keys) of the block (j0: the block's first key) into P^T, dropped where
+/// there is dropout, and dS^T; with kRaw the gradient of the raw product, through the softcap, else of the score.
+template <bool kModified, bool kRaw>
+void weigh(const Scratch& t, float* ds, const QueryBlock& block, const HeadScore& h, std::int64_t j0, std::int64_t key,
+           std::int64_t keys, bool dropout) {
+  const std::int64_t lanes = round_up(block.rows, kLanes);
+  const float scale = static_cast<float>(h.spec->scale);
+  if constexpr (kModified) {
+    for (std::int64_t x = 0; x < keys * kBlockQ; x += kLanes) store(t.p + x, load(t.p + x) * scale);
+    for (std::int64_t x = 0; x < keys * kBlockQ && dropout; x += kLanes) store(t.keep + x, broadcast(1));
+    for (std::int64_t lane = 0; lane < block.rows; lane += kWidth) {
+      const std::int64_t rows = min_of<std::int64_t>(kWidth, block.rows - lane);
+      modify_scores(h, t.p + lane, keys, block.i0 + lane, rows, j0 + key, kRaw ? t.cap_slope + lane : nullptr, kBlockQ);
+      if (dropout) drop_tile(h, t.keep + lane, keys, block.i0 + lane, j0 + key, kBlockQ);
+    }
+  }
+  const bool capped = kModified && kRaw && h.spec->softcap != 0;
+  for (std::int64_t j = 0; j < keys; ++j) {
+    const std::int32_t at = static_cast<std::int32_t>(key + j);
+    for (std::int64_t lane = 0; lane < lanes; lane += kLanes) {
+      const std::int64_t x = j * kBlockQ + lane;
+      // Subtracted before the change of base: exact where score and lse are large and near.
+      Vec p = exp((kModified ? load(t.p + x) : load(t.p + x) * scale) - load(block.l + lane));
+      Vec dp = load(ds + x);
+      const Vec keep = kModified && dropout ? load(t.keep + x) : broadcast(1);
+      if (kModified && dropout) dp *= keep;
+      Vec gradient = p * (dp - load(block.d + lane));
+      if (capped) gradient *= load(t.cap_slope + x);
+      if (kModified && dropout) p *= keep;
+      if (block.masked) {
+        const IntVec visible = (load_ints(block.lo + lane) <= at) & (load_ints(block.hi + lane) > at);
+        p = select(visible, p, Vec{});
+        gradient = select(visible, gradient, Vec{});
+      }
+      store(t.p + x, p);
+      store(ds + x, gradient);
+    }
+  }
+}
+
+/// S^T, dP^T and from them P^T (t.p) and dS^T (ds) of `keys` <= kPiece keys.
+template <bool kRaw>
+inline void score_piece(const BackwardPlan& plan, const Problem& problem, const Scratch& t, float* ds,
+                        const QueryBlock& block, const HeadScore& h, std::int64_t j0, std::int64_t key,
+                        std::int64_t keys) {
+  const std::int64_t vectors = ceil_div(block.rows, kLanes);
+  multiply<Sum::chunks>(t.p, kBlockQ, t.k + key * plan.dim, plan.dim, 1, t.q_t, kBlockQ, keys, vectors,
+                        problem.head_dim);
+  multiply<Sum::chunks>(ds, kBlockQ, t.v + key * plan.dim_v, plan.dim_v, 1, t.dout_t, kBlockQ, keys, vectors,
+                        problem.head_dim_v);
+  if (plan.modified) {
+    weigh<true, kRaw>(t, ds, block, h, j0, key, keys, problem.score.dropout.threshold != 0);
+  } else {
+    weigh<false, kRaw>(t, ds, block, h, j0, key, keys, false);
+  }
+}
+
+/// dV and dK of the key block, all but dQ of the tile; leaves dS^T of the keys [begin, end) in t.ds.
+inline void add_key_gradients(const BackwardPlan& plan, const Problem& problem, const Scratch& t, const QueryBlock& block,
+                              const HeadScore& h, std::int64_t j0, std::int64_t begin, std::int64_t end) {
+  for (std::int64_t key = begin; key < end; key += kPiece) {
+    const std::int64_t keys = min_of(kPiece, end - key);
+    float* ds = t.ds + key * kBlockQ;
+    score_piece<true>(plan, problem, t, ds, block, h, j0, key, keys);
+    float *dv = t.dv + key * plan.dim_v, *dk = t.dk + key * plan.dim;
+    if (!block.masked || block.finite) {
+      multiply<Sum::onto>(dv, plan.dim_v, t.p, kBlockQ, 1, t.dout, plan.dim_v, keys, plan.dim_v / kLanes, block.rows);
+      multiply<Sum::onto>(dk, plan.dim, ds, kBlockQ, 1, t.q, plan.dim, keys, plan.dim / kLanes, block.rows);
+    } else {
+      const auto visible = [&](std::int64_t j, std::int64_t i) { return block.lo[i] <= key + j && key + j < block.hi[i]; };
+      multiply_visible(dv, plan.dim_v, t.p, kBlockQ, 1, t.dout, plan.dim_v, keys, plan.dim_v / kLanes, block.rows, true,
+                       visible);
+      multiply_visible(dk, plan.dim, ds, kBlockQ, 1, t.q, plan.dim, keys, plan.dim / kLanes, block.rows, true, visible);
+    }
+  }
+}
+
+/// dQ of the block (+)= dS K over the keys [begin, end); dq_row: distance of its rows.
+inline void add_query_gradient(const BackwardPlan& plan, const Scratch& t, const QueryBlock& block, float* dq,
+                               std::int64_t dq_row, std::int64_t begin, std::int64_t end, bool accumulate,
+                               bool k_finite) {
+  const float *ds = t.ds + begin * kBlockQ, *k = t.k + begin * plan.dim;
+  if (!block.masked || k_finite) {
+    (accumulate ? multiply<Sum::onto> : multiply<Sum::fresh>)(dq, dq_row, ds, 1, kBlockQ, k, plan.dim, block.rows,
+                                                              plan.dim / kLanes, end - begin);
+  } else {
+    multiply_visible(dq, dq_row, ds, 1, kBlockQ, k, plan.dim, block.rows, plan.dim / kLanes, end - begin, accumulate,
+                     [&](std::int64_t i, std::int64_t j) { return block.lo[i] <= begin + j && begin + j < block.hi[i]; });
+  }
+}
+
+}  // namespace
+}  // namespace onepass::cpu::ONEPASS_ISA
