@@ -23,10 +23,10 @@ class BiasSum {
  public:
   BiasSum(const Problem& p, const BiasTensor& t) : t_(t) {
     if (!t) return;
-    size_[0] = t.stride_batch != 0 ? p.batch : std::min<std::int64_t>(p.batch, 1);
-    size_[1] = t.stride_head != 0 ? p.heads_q : std::min<std::int64_t>(p.heads_q, 1);
-    size_[2] = t.stride_q != 0 ? p.seq_q : std::min<std::int64_t>(p.seq_q, 1);
-    size_[3] = t.stride_k != 0 ? p.seq_k : std::min<std::int64_t>(p.seq_k, 1);
+    size_[0] = t.stride_batch != 0 ? p.batch : 1;
+    size_[1] = t.stride_head != 0 ? p.heads_q : 1;
+    size_[2] = t.stride_q != 0 ? p.seq_q : 1;
+    size_[3] = t.stride_k != 0 ? p.seq_k : 1;
     sum_.assign(size_[0] * size_[1] * size_[2] * size_[3], Real(0));
   }
   void add(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t column, Real x) {
