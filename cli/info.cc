@@ -25,7 +25,7 @@ std::string cpu_features() {
 Status run_info(const Options& options) {
   ONEPASS_RETURN_IF_ERROR(check_backend(options));
   std::string report = format("onepass %s, commit %s\n", onepass_version(), build_commit());
-  report += format("build     %s, %s\n", ONEPASS_BUILD_TYPE, __VERSION__);
+  report += format("build     %s\n", ONEPASS_BUILD);
   report += format("CPU       %s, %d threads: %s\n", cpu_name().c_str(), cpu::default_threads(), cpu_features().c_str());
   bool any_cuda = false;
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
