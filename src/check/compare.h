@@ -54,6 +54,7 @@ class Reference {
   };
   Reference(const Case& c, bool redraw);
   void add(const Case& c, const char* what, Array Case::*output);
+  void add_cancellation(const Case& c);
   static int draws_for(const CaseSpec& s);
   void run_reference(const Case& c);
   void run_baseline(const Case& c, oracle::Precision precision);

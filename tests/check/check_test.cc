@@ -37,8 +37,8 @@ TEST(Check, AcceptsTheReferenceAndTheYardstick) {
     Limits limits;
     limits.pass = pass;
     limits.dtypes |= kF64;
-    limits.work = 2e5;
-    for (int n = 0; n < kit::scaled(120); ++n) {
+    limits.work = 5e4;
+    for (int n = 0; n < kit::scaled(80); ++n) {
       const CaseSpec spec = check::random_spec(kit::first_seed() + static_cast<std::uint64_t>(n), limits);
       Case c(spec);
       const Reference reference(c);
@@ -213,8 +213,8 @@ TEST(Check, AbiServesEveryCase) {
     Limits limits;
     limits.pass = pass;
     limits.dtypes |= kF64;
-    limits.work = 1e5;
-    for (int n = 0; n < kit::scaled(200); ++n) {
+    limits.work = 3e4;
+    for (int n = 0; n < kit::scaled(150); ++n) {
       Case c(check::random_spec(kit::first_seed() + 1000 + static_cast<std::uint64_t>(n), limits));
       const char* kernel = pass == Pass::backward ? "bwd_cpu_oracle" : "fwd_cpu_oracle";
       EXPECT_TRUE(kit::passes(check::check_abi(c, Reference(c), kernel)));
