@@ -1,0 +1,97 @@
+// A rung of the ladder: one step of the derivation, runnable and counted.
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <span>
+#include <string>
+
+#include "ladder/ledger.h"
+
+namespace onepass::ladder {
+
+/// One head: N queries and N keys of d numbers. Causal and window as in the library (row i sees i - left ... i +
+/// right).
+struct Problem {
+  std::int64_t N = 0, d = 0;
+  std::int64_t M = 0;        // elements of fast memory
+  DType dtype = DType::f32;  // of slow memory
+  bool causal = false;
+  std::int64_t left = -1, right = -1;
+  bool honest =
+      false;  // tiles that really fit M, with S, m and l; false: the papers' Bc = ceil(M / 4d), Br = min(Bc, d)
+  std::int64_t splits = 4;     // of the keys, for the split rung
+  std::int64_t tile_sets = 1;  // honest tiles: the backward holds twice the tiles of the forward
+
+  float scale() const { return 1.0f / std::sqrt(static_cast<float>(d)); }
+  std::int64_t first_key(std::int64_t i) const { return left < 0 ? 0 : max_of<std::int64_t>(0, i - left); }
+  std::int64_t end_key(std::int64_t i) const {
+    std::int64_t end = right < 0 ? N : min_of(N, i + right + 1);
+    return causal ? min_of(end, i + 1) : end;
+  }
+  bool sees(std::int64_t i, std::int64_t j) const { return first_key(i) <= j && j < end_key(i); }
+};
+
+/// Br query rows, Bc key rows; Tr and Tc blocks.
+struct Blocks {
+  std::int64_t Br = 0, Bc = 0;
+  std::int64_t Tr(std::int64_t N) const { return N == 0 ? 0 : ceil_div(N, Br); }
+  std::int64_t Tc(std::int64_t N) const { return N == 0 ? 0 : ceil_div(N, Bc); }
+};
+
+/// The papers' choice: Bc = ceil(M / 4d), Br = min(Bc, d), neither beyond N.
+Blocks paper_blocks(std::int64_t M, std::int64_t d, std::int64_t N);
+/// The largest Bc, with Br = min(Bc, d), such that 2 Br d + 2 Bc d + Br Bc + 2 Br <= M. Br = 0: not even one row fits.
+Blocks honest_blocks(std::int64_t M, std::int64_t d, std::int64_t N);
+Blocks blocks_of(const Problem& problem);
+
+/// Everything in slow memory.
+struct Arrays {
+  std::array<std::vector<float>, kArrays> data;
+  std::vector<float>& operator[](Array a) { return data[static_cast<std::size_t>(a)]; }
+  const std::vector<float>& operator[](Array a) const { return data[static_cast<std::size_t>(a)]; }
+};
+
+/// Q, K, V, dO drawn from N(0,1) and rounded to the problem's type, the rest of the size each rung needs.
+Arrays make_arrays(const Problem& problem, std::uint64_t seed);
+
+struct Rung {
+  const char* name;   // "flash_v2"
+  const char* title;  // one line
+  const char* file;   // src/ladder/flash_v2.cc
+  bool backward;
+  bool tiled;                                                           // its traffic depends on M
+  void (*run)(const Problem& problem, Arrays& arrays, Ledger* ledger);  // null: uncounted
+  std::int64_t (*elements)(const Problem& problem);                     // moved, in closed form
+  const char* formula;
+};
+
+/// All rungs, in the order of the story.
+std::span<const Rung> rungs();
+
+/// Runs what a rung needs before it: the backward rungs start from the forward's O and statistics. Uncounted.
+void prepare(const Rung& rung, const Problem& problem, Arrays& arrays);
+
+/// The problem with what is particular to a rung filled in; run, elements and blocks_of take this one.
+Problem for_rung(const Rung& rung, Problem problem);
+
+/// Why the rung cannot run on this problem, or empty.
+std::string refusal(const Rung& rung, const Problem& problem);
+
+/// Shorthand for the rung files.
+template <class C>
+Slow<C> slow(C count, Array a, Arrays& arrays, const Problem& p, std::int64_t cols) {
+  const bool statistics = a == Array::m || a == Array::l || a == Array::L || a == Array::D;
+  return {count, a, arrays[a], cols, statistics ? DType::f32 : p.dtype};
+}
+
+#define ONEPASS_RUN_RUNG(function)                             \
+  [](const Problem& problem, Arrays& arrays, Ledger* ledger) { \
+    if (ledger != nullptr) {                                   \
+      function(problem, arrays, Counting{ledger});             \
+    } else {                                                   \
+      function(problem, arrays, Silent{});                     \
+    }                                                          \
+  }
+
+}  // namespace onepass::ladder
