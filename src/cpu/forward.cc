@@ -99,32 +99,35 @@ ONEPASS_INLINE void attend(RowGroup& g, const KeyBlock& block, const HeadScore& 
   return attend_block<3, kModified>(g, block, h, units, s);
 }
 
-/// O = O^T / l, LSE = m + log l, with the sink as one more logit of the row.
-void finish_group(const Call& call, const Sequence& sequence, RowGroup& g, std::int64_t b, std::int64_t head) {
+/// Lines 12 to 15: O = O / l, LSE = m + log l, with the sink as one more logit of the row that carries no value.
+void finish_group(const Call& call, const Sequence& sequence, const RowGroup& g, std::int64_t b, std::int64_t head) {
   const Problem& p = call.problem;
   const std::int64_t seq = sequence.q_row + g.i0;
-  const float sink = sink_of(p, head);
-  alignas(64) float factor[kWidth] = {};
-  float* lse = call.operands.lse ? call.operands.lse.row(b, head, seq) : nullptr;
-  for (std::int64_t i = 0; i < g.rows; ++i) {
-    const float m = call.modified ? g.m[i] : g.m[i] * call.units.natural, l = g.fresh ? 0.0f : g.l[i];
-    if (l == 0) {  // no visible key, or -inf on all of them
-      factor[i] = 0;
-      if (lse != nullptr) lse[i] = sink;
-    } else if (sink > -kInf) {
-      const float top = max_of(m, sink), part = __builtin_expf(m - top), total = l * part + __builtin_expf(sink - top);
-      factor[i] = part / total;
-      if (lse != nullptr) lse[i] = top + __builtin_logf(total);
-    } else {
-      factor[i] = 1 / l;
-      if (lse != nullptr) lse[i] = m + __builtin_logf(l);
+  const Vec sink = broadcast(sink_of(p, head));
+  alignas(64) float factor[kWidth];
+  for (std::int64_t i = 0; i < g.rows; i += kLanes) {
+    const Vec l = g.fresh ? Vec{} : load(g.l + i), m = load(g.m + i) * call.units.natural, top = max(sink, m);
+    const Vec reference = select(top == -kInf, Vec{}, top);
+    const Vec part = exp(m - reference), total = l * part + exp(sink - reference);
+    store(factor + i, select(total == 0.0f, Vec{}, part / total));
+    if (call.operands.lse) {
+      float* lse = call.operands.lse.row(b, head, seq + i);
+      const Vec value = reference + log(total);
+      if (i + kLanes <= g.rows) {
+        store(lse, value);
+      } else {
+        store_part<StoreF32>(lse, value, g.rows - i);
+      }
+    }
+    const IntVec empty = g.fresh ? IntVec{} == 0 : total == 0.0f;
+    if (any(empty)) {  // exactly 0, whatever is in memory or in V
+      for (std::int64_t c = 0; c < p.head_dim_v; ++c) {
+        float* out = g.out_t + c * kWidth + i;
+        store(out, select(empty, Vec{}, load(out)));
+      }
     }
   }
-  if (g.fresh) {
-    clear_rows(call.operands.out, b, seq, head, g.rows, p.head_dim_v);
-  } else {
-    store_transposed(call.operands.out, b, seq, head, g.rows, p.head_dim_v, g.out_t, kWidth, factor);
-  }
+  store_transposed(call.operands.out, b, seq, head, g.rows, p.head_dim_v, g.out_t, kWidth, factor);
 }
 
 /// Query rows [i0, i0 + rows) of one head.
@@ -133,6 +136,7 @@ void run_task(const Call& call, const Scratch& t, const Sequence& sequence, std:
   const Problem& p = call.problem;
   const HeadScore h = head_score(p, sequence, b, head);
   RowGroup groups[256 / kWidth];
+  const Interval seen = sequence.visible_to_any(i0, i0 + rows);
   const std::int64_t count = ceil_div(rows, kWidth);
   for (std::int64_t n = 0; n < count; ++n) {
     RowGroup& g = groups[n];
@@ -151,7 +155,6 @@ void run_task(const Call& call, const Scratch& t, const Sequence& sequence, std:
     for (int v = 0; v < kVectors; ++v) store(g.m + v * kLanes, broadcast(-kInf));
   }
   // Blocks lie at multiples of kBlockK, whatever the task's rows see, so that a row's sums do not depend on its task.
-  const Interval seen = sequence.visible_to_any(i0, i0 + rows);
   for (std::int64_t j0 = seen.begin / kBlockK * kBlockK; j0 < seen.end; j0 += kBlockK) {
     const std::int64_t begin = max_of(j0, seen.begin), end = min_of(j0 + kBlockK, seen.end);
     const KeyBlock block = key_block(call, t, sequence, b, p.kv_head(head), begin, end - begin);

@@ -21,16 +21,20 @@ struct RowGroup {
 };
 
 /// Units of the scores in a tile. Plain: raw q.k, scaled only as exponents, which costs nothing and rounds nothing
-/// twice; with modifiers: natural, scale applied. A score's weight is 2^((s - m) * exponent). Raw scores rise with the
-/// weight: a negative scale's sign is in Q, a zero scale's zero too.
+/// twice. With modifiers: natural, q.k * score_scale. A score's weight is 2^((s - m) * exponent). Raw scores must rise
+/// with the weight and survive a division by the scale: so a negative sign is in Q, and a tiny scale as a whole.
 struct Units {
-  float q_factor, exponent, natural;  // natural: times this, a raw score is scale q.k
+  float q_factor, score_scale, exponent;
+  float natural;  // turns the units into natural ones
 
   ONEPASS_INLINE explicit Units(const ScoreSpec& spec) {
-    const float scale = static_cast<float>(spec.scale), magnitude = scale < 0 ? -scale : scale;
-    q_factor = scale > 0 ? 1.0f : scale < 0 ? -1.0f : 0.0f;
-    natural = scale == 0 ? 1.0f : magnitude;
-    exponent = spec.modified() ? kLog2e : natural * kLog2e;
+    const double magnitude = spec.scale < 0 ? -spec.scale : spec.scale;
+    const bool in_q = magnitude < 1e-30;
+    const double left = in_q ? 1 : min_of(magnitude, 1e38);  // to be applied after the product
+    q_factor = in_q ? static_cast<float>(spec.scale) : spec.scale < 0 ? -1.0f : 1.0f;
+    score_scale = static_cast<float>(left);
+    natural = spec.modified() ? 1.0f : score_scale;
+    exponent = spec.modified() ? kLog2e : static_cast<float>(left * 1.4426950408889634);
   }
 };
 
@@ -42,28 +46,94 @@ struct KeyBlock {
   std::int64_t dim, dim_v;
 };
 
-/// S^T = K Q^T, and the maximum of each row on the way.
+/// Where the mask cuts a block off: vector v of the group sees no key from end[v] on, and end rises with v. Away from
+/// the diagonal every end is block.keys; on it they are stairs, and nothing past them is computed or read.
 template <int kN>
-ONEPASS_INLINE void scores(const RowGroup& g, const KeyBlock& block, float* s, Vec (&largest)[kN]) {
-  for (int v = 0; v < kN; ++v) largest[v] = broadcast(-kInf);
+struct Stairs {
+  std::int64_t end[kN];
+
+  ONEPASS_INLINE Stairs(const RowGroup& g, const KeyBlock& block, const Sequence& sequence) {
+    for (int v = 0; v < kN; ++v) {
+      const std::int64_t last = g.i0 + min_of<std::int64_t>((v + 1) * kLanes, g.rows) - 1;
+      end[v] = clamp_to<std::int64_t>(sequence.visible(last).end - block.j0, 0, block.keys);
+    }
+  }
+
+  /// step(key, integral constant v) for every key, in order: the vectors v ... kN - 1 see it.
+  template <int kV = 0, class Step>
+  ONEPASS_INLINE void for_keys(Step&& step) const {
+    for (std::int64_t j = kV == 0 ? 0 : end[max_of(kV - 1, 0)]; j < end[kV]; ++j) step(j, RowCount<kV>{});
+    if constexpr (kV + 1 < kN) for_keys<kV + 1>(step);
+  }
+};
+
+/// S^T = K Q^T for the keys [begin, end) and kN vectors of rows, and the rows' maxima. Pointers are to the first
+/// vector.
+template <int kN>
+__attribute__((noinline)) void scores(const float* q_t, const KeyBlock& block, std::int64_t begin, std::int64_t end,
+                                      float* s, float* largest) {
+  Vec top[kN];
+  for (int v = 0; v < kN; ++v) top[v] = load(largest + v * kLanes);
   for_row_tiles(
-      block.keys, [&](std::int64_t j, auto count) __attribute__((always_inline)) {
+      end - begin, [&](std::int64_t row, auto count) __attribute__((always_inline)) {
+        const std::int64_t j = begin + row;
         product_tile<count.value, kN>(
-            block.k + j * block.k_row, block.k_row, 1, g.q_t, kWidth, block.dim,
+            block.k + j * block.k_row, block.k_row, 1, q_t, kWidth, block.dim,
             [](int, int) __attribute__((always_inline)) { return Vec{}; },
             [&](int r, int v, Vec x) __attribute__((always_inline)) {
               store(s + (j + r) * kWidth + v * kLanes, x);
-              largest[v] = max(largest[v], x);
+              top[v] = max(top[v], x);
             });
       });
+  for (int v = 0; v < kN; ++v) store(largest + v * kLanes, top[v]);
 }
 
-template <int kN>
-ONEPASS_INLINE void row_maxima(const float* s, std::int64_t keys, Vec (&largest)[kN]) {
-  for (int v = 0; v < kN; ++v) largest[v] = broadcast(-kInf);
-  for (std::int64_t j = 0; j < keys; ++j) {
-    for (int v = 0; v < kN; ++v) largest[v] = max(largest[v], load(s + j * kWidth + v * kLanes));
+/// The scores of every stair.
+template <int kN, int kV = 0>
+ONEPASS_INLINE void all_scores(const RowGroup& g, const KeyBlock& block, const Stairs<kN>& stairs, float* s,
+                               float* largest) {
+  const std::int64_t begin = kV == 0 ? 0 : stairs.end[max_of(kV - 1, 0)];
+  constexpr int kFirst = kV * kLanes;
+  if (begin < stairs.end[kV]) {
+    scores<kN - kV>(g.q_t + kFirst, block, begin, stairs.end[kV], s + kFirst, largest + kFirst);
   }
+  if constexpr (kV + 1 < kN) all_scores<kN, kV + 1>(g, block, stairs, s, largest);
+}
+
+/// O^T = O^T * alpha + V^T P^T.
+template <int kN>
+__attribute__((noinline)) void weighted_sum(const RowGroup& g, const KeyBlock& block, const Stairs<kN>& stairs,
+                                            const float* p, const float* alpha) {
+  for_row_tiles(
+      block.dim_v, [&](std::int64_t c, auto count) __attribute__((always_inline)) {
+        constexpr int kM = count.value;
+        float* out = g.out_t + c * kWidth;
+        const float* values = block.v + c;
+        Vec acc[kM][kN];
+#pragma GCC unroll 16
+        for (int r = 0; r < kM; ++r) {
+#pragma GCC unroll 4
+          for (int v = 0; v < kN; ++v) {
+            acc[r][v] = g.fresh ? Vec{} : load(out + r * kWidth + v * kLanes) * load(alpha + v * kLanes);
+          }
+        }
+        stairs.for_keys([&](std::int64_t j, auto first) __attribute__((always_inline)) {
+          Vec weight[kN];
+#pragma GCC unroll 4
+          for (int v = first.value; v < kN; ++v) weight[v] = load(p + j * kWidth + v * kLanes);
+#pragma GCC unroll 16
+          for (int r = 0; r < kM; ++r) {
+            const Vec x = broadcast(values[j * block.v_row + r]);
+#pragma GCC unroll 4
+            for (int v = first.value; v < kN; ++v) acc[r][v] += x * weight[v];
+          }
+        });
+#pragma GCC unroll 16
+        for (int r = 0; r < kM; ++r) {
+#pragma GCC unroll 4
+          for (int v = 0; v < kN; ++v) store(out + r * kWidth + v * kLanes, acc[r][v]);
+        }
+      });
 }
 
 /// True if every element is finite: x - x is NaN where it is not.
@@ -78,39 +148,24 @@ ONEPASS_INLINE bool all_finite(const float* rows, std::int64_t pitch, std::int64
   return !any(wrong != wrong);
 }
 
-/// O^T = O^T * alpha + V^T P^T. With `guarded`, elements of V that a row does not see count as 0 for that row: a
-/// product with its weight, 0, would make NaN of NaN and Inf. Same operations in the same order, so the same bits
-/// otherwise.
-template <int kN>
-ONEPASS_INLINE void weighted_sum(const RowGroup& g, const KeyBlock& block, const float* p, const Vec (&alpha)[kN]) {
-  for_row_tiles(
-      block.dim_v, [&](std::int64_t c, auto count) __attribute__((always_inline)) {
-        product_tile<count.value, kN>(
-            block.v + c, 1, block.v_row, p, kWidth, block.keys,
-            [&](int r, int v) __attribute__((always_inline)) {
-              return g.fresh ? Vec{} : load(g.out_t + (c + r) * kWidth + v * kLanes) * alpha[v];
-            },
-            [&](int r, int v, Vec x)
-                __attribute__((always_inline)) { store(g.out_t + (c + r) * kWidth + v * kLanes, x); });
-      });
-}
-
+/// The same operations in the same order, but elements of V that a row does not see count as 0 for that row: their
+/// product with its weight, 0, would make NaN of NaN and Inf.
 template <int kN>
 __attribute__((noinline)) void weighted_sum_guarded(const RowGroup& g, const KeyBlock& block, const Sequence& sequence,
-                                                    const float* p, const Vec (&alpha)[kN]) {
+                                                    const Stairs<kN>& stairs, const float* p, const float* alpha) {
   for (int v = 0; v < kN; ++v) {
-    IntVec lo, hi;  // keys of the block that lane sees
+    IntVec begin, end;  // keys of the block that the lane sees
     for (int lane = 0; lane < kLanes; ++lane) {
       const Interval seen = sequence.visible(g.i0 + v * kLanes + lane);
-      lo[lane] = static_cast<std::int32_t>(clamp_to<std::int64_t>(seen.begin - block.j0, 0, block.keys));
-      hi[lane] = static_cast<std::int32_t>(clamp_to<std::int64_t>(seen.end - block.j0, 0, block.keys));
+      begin[lane] = static_cast<std::int32_t>(clamp_to<std::int64_t>(seen.begin - block.j0, 0, block.keys));
+      end[lane] = static_cast<std::int32_t>(clamp_to<std::int64_t>(seen.end - block.j0, 0, block.keys));
     }
     for (std::int64_t c = 0; c < block.dim_v; ++c) {
       float* out = g.out_t + c * kWidth + v * kLanes;
-      Vec acc = g.fresh ? Vec{} : load(out) * alpha[v];
-      for (std::int64_t j = 0; j < block.keys; ++j) {
+      Vec acc = g.fresh ? Vec{} : load(out) * load(alpha + v * kLanes);
+      for (std::int64_t j = 0; j < stairs.end[v]; ++j) {
         const std::int32_t key = static_cast<std::int32_t>(j);
-        const Vec x = select((lo <= key) & (hi > key), broadcast(block.v[j * block.v_row + c]), Vec{});
+        const Vec x = select((begin <= key) & (end > key), broadcast(block.v[j * block.v_row + c]), Vec{});
         acc += x * load(p + j * kWidth + v * kLanes);
       }
       store(out, acc);
@@ -118,49 +173,65 @@ __attribute__((noinline)) void weighted_sum_guarded(const RowGroup& g, const Key
   }
 }
 
-/// Algorithm 1 of FlashAttention-2 (Dao 2023), lines 8 to 10, for one key block. kN vectors of rows; kModified: with
-/// score modifiers. `s`: [keys][kWidth].
-template <int kN, bool kModified>
-ONEPASS_INLINE void attend_block(RowGroup& g, const KeyBlock& block, const HeadScore& h, const Units& units, float* s) {
-  const Sequence& sequence = *h.sequence;
-  const bool masked = block.j0 < g.all.begin || block.j0 + block.keys > g.all.end;
-  Vec largest[kN];
-  scores<kN>(g, block, s, largest);
-  if constexpr (kModified) {
-    for (std::int64_t x = 0; x < block.keys * kWidth; x += kLanes) store(s + x, load(s + x) * units.natural);
-    modify_scores(h, s, block.keys, g.i0, g.rows, block.j0);
-  }
-  if (masked) mask_scores(sequence, s, block.keys, g.i0, block.j0);
-  if (kModified || masked) row_maxima<kN>(s, block.keys, largest);
-
-  // m = max(m, row maximum); the exponent's reference is m, or 0 while a row has seen nothing but -inf.
-  Vec reference[kN], alpha[kN], sum[kN];
+/// Line 9: m = max(m, row maximum), P = exp(S - m) in place of S, l = l * exp(m before - m) + row sum of P.
+/// alpha is that last factor of l, which O needs too.
+template <int kN>
+ONEPASS_INLINE void online_softmax(RowGroup& g, const Stairs<kN>& stairs, float exponent, const float* largest,
+                                   float* s, float* alpha) {
+  Vec reference[kN], sum[kN];
   for (int v = 0; v < kN; ++v) {
-    const Vec before = load(g.m + v * kLanes), now = max(before, largest[v]);
-    reference[v] = select(now == -kInf, Vec{}, now);
-    alpha[v] = exp2((before - reference[v]) * units.exponent);
-    sum[v] = Vec{};
+    const Vec before = load(g.m + v * kLanes), now = max(before, load(largest + v * kLanes));
     store(g.m + v * kLanes, now);
+    // While a row has seen nothing but -inf, its exponents are taken from 0: -inf minus -inf would be NaN.
+    reference[v] = select(now == -kInf, Vec{}, now);
+    store(alpha + v * kLanes, exp2((before - reference[v]) * exponent));
+    sum[v] = Vec{};
   }
-  for (std::int64_t j = 0; j < block.keys; ++j) {
+  stairs.for_keys([&](std::int64_t j, auto first) __attribute__((always_inline)) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kN; ++v) {
+    for (int v = first.value; v < kN; ++v) {
       float* at = s + j * kWidth + v * kLanes;
-      const Vec p = exp2((load(at) - reference[v]) * units.exponent);
+      const Vec p = exp2((load(at) - reference[v]) * exponent);
       sum[v] += p;
       store(at, p);
     }
-  }
+  });
   for (int v = 0; v < kN; ++v) {
     float* l = g.l + v * kLanes;
-    store(l, g.fresh ? sum[v] : load(l) * alpha[v] + sum[v]);
+    store(l, g.fresh ? sum[v] : load(l) * load(alpha + v * kLanes) + sum[v]);
   }
+}
+
+/// Algorithm 1 of FlashAttention-2 (Dao 2023), lines 8 to 10, for one group and one key block. `s`: [keys][kWidth].
+template <int kN, bool kModified>
+void attend_block(RowGroup& g, const KeyBlock& block, const HeadScore& h, const Units& units, float* s) {
+  const Sequence& sequence = *h.sequence;
+  const bool masked = block.j0 < g.all.begin || block.j0 + block.keys > g.all.end;
+  const Stairs<kN> stairs(g, block, sequence);
+  alignas(64) float largest[kWidth], alpha[kWidth];
+  for (int v = 0; v < kN; ++v) store(largest + v * kLanes, broadcast(-kInf));
+
+  all_scores<kN>(g, block, stairs, s, largest);
+  if constexpr (kModified) {
+    for (std::int64_t x = 0; x < block.keys * kWidth; x += kLanes) store(s + x, load(s + x) * units.score_scale);
+    modify_scores(h, s, block.keys, g.i0, g.rows, block.j0);
+  }
+  if (masked) mask_scores(sequence, s, block.keys, g.i0, block.j0);
+  if (kModified || masked) {
+    Vec top[kN];
+    for (int v = 0; v < kN; ++v) top[v] = broadcast(-kInf);
+    stairs.for_keys([&](std::int64_t j, auto first) __attribute__((always_inline)) {
+      for (int v = first.value; v < kN; ++v) top[v] = max(top[v], load(s + j * kWidth + v * kLanes));
+    });
+    for (int v = 0; v < kN; ++v) store(largest + v * kLanes, top[v]);
+  }
+  online_softmax<kN>(g, stairs, units.exponent, largest, s, alpha);
   if (kModified && h.spec->dropout.threshold != 0) drop_tile(h, s, block.keys, g.i0, block.j0);
 
   if (masked && !all_finite(block.v, block.v_row, block.keys, block.dim_v)) {
-    weighted_sum_guarded<kN>(g, block, sequence, s, alpha);
+    weighted_sum_guarded<kN>(g, block, sequence, stairs, s, alpha);
   } else {
-    weighted_sum<kN>(g, block, s, alpha);
+    weighted_sum<kN>(g, block, stairs, s, alpha);
   }
   g.fresh = false;
 }

@@ -146,6 +146,18 @@ ONEPASS_INLINE Vec exp(Vec x) {
 #endif
 }
 
+/// Natural logarithm of a normal x to about an ulp; -inf at 0, infinity and NaN stay. Coefficients of Cephes' logf.
+ONEPASS_INLINE Vec log(Vec x) {
+  constexpr std::int32_t kSqrtHalf = 0x3f3504f3;  // x = f 2^e with f between sqrt(1/2) and sqrt(2)
+  const IntVec bits = as_int(x) - kSqrtHalf;
+  const Vec e = __builtin_convertvector(bits >> 23, Vec), f = as_float((bits & 0x7fffff) + kSqrtHalf) - 1.0f;
+  const Vec p = 0.333333312f + f * (-0.24999994f + f * (0.200007148f + f * (-0.166680574f + f * (0.142493233f +
+                    f * (-0.124201408f + f * (0.116769987f + f * (-0.115146103f + f * 0.0703768363f)))))));
+  const Vec z = f * f, small = f * z * p - 2.12194440e-4f * e - 0.5f * z;
+  const Vec result = f + small + 0.693359375f * e;
+  return x == 0.0f ? broadcast(-kInf) : (x < kInf ? result : x);
+}
+
 /// tanh: odd polynomial below 0.625 (coefficients of Cephes' tanhf), else 1 - 2 / (exp(2|x|) + 1).
 ONEPASS_INLINE Vec tanh(Vec x) {
   const Vec z = x * x;
