@@ -50,7 +50,7 @@ Reference::Reference(const Case& c) : Reference(c, true) {}
 int Reference::draws_for(const CaseSpec& s) {
   const std::int64_t rows = s.heads_q * (s.varlen() ? s.cu_seqlens_q.back() : s.batch * s.seq_q);
   const std::int64_t work = rows * s.seq_k * (s.head_dim + s.head_dim_v);
-  const bool rough = s.values == Values::deep || s.values == Values::steep;
+  const bool rough = s.values == Values::deep || s.values == Values::equal || s.values == Values::steep;
   const int wanted = rough ? 6 : rows <= 32 ? 8 : rows <= 256 ? 4 : rows <= 1024 ? 2 : 0;
   return std::min(wanted, work < 500000 ? 8 : work < 10000000 ? 4 : 1);
 }

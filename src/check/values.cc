@@ -82,7 +82,7 @@ void fill_values(Case& c, Random& random) {
   if (c.grad_lse) fill_normal(c.grad_lse, random, 1);
   if (values == Values::deep) fill_scores(c, random, -1e4, 0.01);
   if (values == Values::equal) {
-    fill_scores(c, random, random.pick({-46340.0, 3000.0, -300.0}), 0);
+    fill_scores(c, random, random.pick({-46340.0, 3000.0, -300.0}) * (0.8 + 0.2 * random.uniform()), 0);
   }
   if (values == Values::rising) {
     fill_scores(c, random, 4, 0.1);
