@@ -3,7 +3,8 @@
 #pragma once
 
 #include "core/problem.h"
-#include "cpu/vec.h"
+#include "cpu/dropout.h"
+#include "cpu/pack.h"
 
 namespace onepass::cpu::ONEPASS_ISA {
 namespace {
@@ -38,8 +39,49 @@ ONEPASS_INLINE float sink_of(const Problem& problem, std::int64_t head) {
   return sinks ? load_float(sinks.data, sinks.dtype, head * sinks.stride_head) : -kInf;
 }
 
-/// Softcap, ALiBi and bias on the keys [j0, j0 + keys) of the rows i0 ... i0 + kWidth - 1; lanes at or past `rows` are
-/// left as they are by the bias. `cap_slope`, if given, gets d(capped)/d(score), the factor of the backward.
+/// Adds the bias to the keys [j0, j0 + keys) of `rows` rows from i0; `row` floats between the keys of s.
+inline void add_bias(const HeadScore& h, float* s, std::int64_t keys, std::int64_t i0, std::int64_t rows,
+                     std::int64_t j0, std::int64_t row) {
+  const BiasTensor& bias = h.spec->bias;
+  const std::int64_t at = bias.offset(h.batch, h.head, i0, h.sequence->k_start + j0);
+  if (bias.stride_q == 0) {  // the same for all rows
+    for (std::int64_t j = 0; j < keys; ++j) {
+      const float x = load_float(bias.data, bias.dtype, at + j * bias.stride_k);
+      for (float* p = s + j * row; p < s + j * row + kWidth; p += kLanes) store(p, load(p) + x);
+    }
+  } else if (bias.stride_k == 1 && bias.dtype != DType::f64) {  // rows in memory: transposed a block at a time
+    with_storage(
+        bias.dtype, [&](auto storage) __attribute__((always_inline)) {
+          using Store = decltype(storage);
+          const auto* data = static_cast<const typename Store::Element*>(bias.data) + at;
+          for (std::int64_t i = 0; i < rows; i += kLanes) {
+            for (std::int64_t j = 0; j < keys; j += kLanes) {
+              const std::int64_t count = min_of<std::int64_t>(kLanes, keys - j);
+              Vec in[kLanes], out[kLanes];
+              for (int r = 0; r < kLanes; ++r) {
+                const auto* p = data + (i + r) * bias.stride_q + j;
+                in[r] = i + r >= rows ? Vec{} : count == kLanes ? load_as_float<Store>(p) : load_part<Store>(p, count);
+              }
+              transpose_block(in, out);
+              for (std::int64_t c = 0; c < count; ++c) {
+                float* p = s + (j + c) * row + i;
+                store(p, load(p) + out[c]);
+              }
+            }
+          }
+        });
+  } else {
+    for (std::int64_t i = 0; i < rows; ++i) {
+      for (std::int64_t j = 0; j < keys; ++j) {
+        s[j * row + i] += load_float(bias.data, bias.dtype, at + i * bias.stride_q + j * bias.stride_k);
+      }
+    }
+  }
+}
+
+/// Softcap, ALiBi and bias on the keys [j0, j0 + keys) of the rows i0 ... i0 + kWidth - 1; what lanes at or past
+/// `rows` get does not matter, and nothing is read for them. `cap_slope`, if given, gets d(capped)/d(score), the factor
+/// of the backward.
 inline void modify_scores(const HeadScore& h, float* s, std::int64_t keys, std::int64_t i0, std::int64_t rows,
                           std::int64_t j0, float* cap_slope = nullptr, std::int64_t row = kWidth) {
   const ScoreSpec& spec = *h.spec;
@@ -65,15 +107,7 @@ inline void modify_scores(const HeadScore& h, float* s, std::int64_t keys, std::
       }
     }
   }
-  if (spec.bias) {
-    const BiasTensor& bias = spec.bias;
-    for (std::int64_t i = 0; i < rows; ++i) {
-      const std::int64_t at = bias.offset(h.batch, h.head, i0 + i, h.sequence->k_start + j0);
-      for (std::int64_t j = 0; j < keys; ++j) {
-        s[j * row + i] += load_float(bias.data, bias.dtype, at + j * bias.stride_k);
-      }
-    }
-  }
+  if (spec.bias) add_bias(h, s, keys, i0, rows, j0, row);
 }
 
 /// Sets scores that the mask hides to -inf (`hidden`); keys [j0, j0 + keys), rows from i0.
@@ -97,18 +131,9 @@ inline void mask_scores(const Sequence& sequence, float* s, std::int64_t keys, s
 }
 
 /// Multiplies p[key][kWidth] by dropout's factor: 0, or the keep scale.
-inline void drop_tile(const HeadScore& h, float* p, std::int64_t keys, std::int64_t i0, std::int64_t j0,
-                      std::int64_t row = kWidth) {
-  const DropoutSpec& spec = h.spec->dropout;
-  for (std::int64_t lane = 0; lane < kWidth; ++lane) {
-    PhiloxBlock block{};
-    for (std::int64_t j = 0; j < keys; ++j) {
-      const std::int64_t key = j0 + j;
-      if (j == 0 || (key & 7) == 0) block = dropout_block(h.seed, h.offset, h.batch_head, i0 + lane, key);
-      const float factor = dropout_lane(block, key) >= spec.threshold ? spec.keep_scale : 0.0f;
-      p[j * row + lane] *= factor;
-    }
-  }
+ONEPASS_INLINE void drop_tile(const HeadScore& h, float* p, std::int64_t keys, std::int64_t i0, std::int64_t j0,
+                              std::int64_t row = kWidth) {
+  drop_tile(h.spec->dropout, h.seed, h.offset, h.batch_head, p, keys, i0, j0, row);
 }
 
 }  // namespace
