@@ -53,7 +53,8 @@ template <class F>
 void each_offset(const std::vector<std::int64_t>& shape, const std::vector<std::int64_t>& strides, std::size_t depth,
                  std::int64_t offset, const F& f) {
   if (depth == shape.size()) return f(offset);
-  for (std::int64_t i = 0; i < shape[depth]; ++i) each_offset(shape, strides, depth + 1, offset + i * strides[depth], f);
+  for (std::int64_t i = 0; i < shape[depth]; ++i)
+    each_offset(shape, strides, depth + 1, offset + i * strides[depth], f);
 }
 
 }  // namespace
@@ -79,8 +80,9 @@ double memory_available() {
 
 Status no_memory(double bytes, const char* what) {
   char text[160];
-  std::snprintf(text, sizeof text, "%s: %.3g GiB of memory are not to be had (%.3g GiB available); nearest: a smaller problem",
-                what, bytes / (1 << 30), memory_available() / (1 << 30));
+  std::snprintf(text, sizeof text,
+                "%s: %.3g GiB of memory are not to be had (%.3g GiB available); nearest: a smaller problem", what,
+                bytes / (1 << 30), memory_available() / (1 << 30));
   return {ONEPASS_OUT_OF_MEMORY, text};
 }
 

@@ -51,8 +51,8 @@ Result<std::vector<Shape>> choose_shapes(const BenchOptions& o) {
     const std::vector<std::string>& names = suite_names();
     if (std::find(names.begin(), names.end(), suite) == names.end()) {
       const std::string near = nearest(suite, names);
-      return usage_error("--suite must be one of quick cpu decode: got '%s'; nearest: %s",
-                         printable(suite, 40).c_str(), near.empty() ? "quick" : near.c_str());
+      return usage_error("--suite must be one of quick cpu decode: got '%s'; nearest: %s", printable(suite, 40).c_str(),
+                         near.empty() ? "quick" : near.c_str());
     }
     if (o.has_sizes()) return usage_error("--suite %s has sizes of its own; nearest: leave out --suite", suite.c_str());
     for (Shape shape : suite_shapes(suite)) {
@@ -86,7 +86,8 @@ nlohmann::ordered_json row_of(const Cell& cell, const Options& options, const Ti
   row["backend"] = plan.value("backend", "");
   row["pass"] = pass_name(s.pass);
   row["dtype"] = name_of(s.dtype);
-  for (const char* key : {"batch", "seq_q", "seq_k", "heads_q", "heads_kv", "head_dim", "head_dim_v"}) row[key] = plan[key];
+  for (const char* key : {"batch", "seq_q", "seq_k", "heads_q", "heads_kv", "head_dim", "head_dim_v"})
+    row[key] = plan[key];
   row["causal"] = s.causal;
   row["window"] = {options.window_left, options.window_right};
   row["ms_median"] = timing.median * 1e3;
@@ -104,13 +105,22 @@ std::vector<std::string> cells_of(const nlohmann::ordered_json& row, const Timin
     return row[a] == row[b] ? number(a) : number(a) + "/" + number(b);
   };
   const bool window = row["window"][0] != -1 || row["window"][1] != -1;
-  const std::string mask = std::string(row["causal"].get<bool>() ? "causal" : "") +
-                           (window ? " " + row["window"].dump() : std::string());
+  const std::string mask =
+      std::string(row["causal"].get<bool>() ? "causal" : "") + (window ? " " + row["window"].dump() : std::string());
   const bool decode = row["pass"] == "decode";
-  return {row["kernel"], row["pass"], row["dtype"], number("batch"), pair("heads_q", "heads_kv"), pair("seq_q", "seq_k"),
-          pair("head_dim", "head_dim_v"), mask, duration_text(timing.median), duration_text(timing.least),
+  return {row["kernel"],
+          row["pass"],
+          row["dtype"],
+          number("batch"),
+          pair("heads_q", "heads_kv"),
+          pair("seq_q", "seq_k"),
+          pair("head_dim", "head_dim_v"),
+          mask,
+          duration_text(timing.median),
+          duration_text(timing.least),
           duration_text(timing.most),
-          decode ? format("%.1f GB/s", row["gbps"].get<double>()) : format("%.1f GFLOP/s", row["tflops"].get<double>() * 1e3)};
+          decode ? format("%.1f GB/s", row["gbps"].get<double>())
+                 : format("%.1f GFLOP/s", row["tflops"].get<double>() * 1e3)};
 }
 
 Status run_bench(const BenchOptions& options) {

@@ -27,7 +27,8 @@ Result<unsigned> dtype_bits(const Options& options) {
   if (options.dtypes.empty()) return kF32 | kF16 | kBf16;
   unsigned bits = 0;
   for (const ElementType type : options.dtypes) {
-    if (type == ElementType::f64) return unsupported("check has no float64 cases, that is the reference's type; nearest: --dtype f32");
+    if (type == ElementType::f64)
+      return unsupported("check has no float64 cases, that is the reference's type; nearest: --dtype f32");
     bits |= type == ElementType::f32 ? kF32 : type == ElementType::f16 ? kF16 : kBf16;
   }
   return bits;
@@ -39,7 +40,8 @@ Result<std::vector<const Kernel*>> choose_kernels(const Options& options, Pass p
   for (const Kernel* kernel : check::runnable_kernels(pass)) {
     const bool named = std::find(options.kernels.begin(), options.kernels.end(), kernel->name) != options.kernels.end();
     const bool backend = options.backend == "auto" || (options.backend == "cuda") == (kernel->backend == Backend::cuda);
-    if (named || (options.kernels.empty() && backend && std::string_view(kernel->arch) != "oracle")) chosen.push_back(kernel);
+    if (named || (options.kernels.empty() && backend && std::string_view(kernel->arch) != "oracle"))
+      chosen.push_back(kernel);
   }
   return chosen;
 }
@@ -56,7 +58,8 @@ Status check_kernels(const Options& options) {
                          near.empty() ? "`onepass info` lists them" : near.c_str());
     }
     if (!can_run(*kernel, this_cpu())) {
-      return unsupported("kernel %s needs %s, which this machine lacks; nearest: leave --kernel out", kernel->name, kernel->arch);
+      return unsupported("kernel %s needs %s, which this machine lacks; nearest: leave --kernel out", kernel->name,
+                         kernel->arch);
     }
   }
   return {};
@@ -81,7 +84,8 @@ void merge(std::vector<check::Tally>& all, check::Tally tally) {
 Status run_check(const CheckOptions& options) {
   ONEPASS_RETURN_IF_ERROR(check_backend(options));
   ONEPASS_RETURN_IF_ERROR(check_kernels(options));
-  if (options.has_sizes()) return usage_error("check draws sizes of its own; nearest: `onepass run --check` for tensors of yours");
+  if (options.has_sizes())
+    return usage_error("check draws sizes of its own; nearest: `onepass run --check` for tensors of yours");
   ONEPASS_ASSIGN(const unsigned dtypes, dtype_bits(options));
 
   std::vector<check::Tally> tallies;
@@ -99,7 +103,8 @@ Status run_check(const CheckOptions& options) {
     sweep.progress = [&](int done) { progress.set(static_cast<std::size_t>(done)); };
     for (check::Tally& tally : check::run_sweep(kernels, sweep)) merge(tallies, std::move(tally));
   }
-  if (tallies.empty()) return usage_error("no kernel is left for these passes and dtypes; nearest: leave --kernel and --dtype out");
+  if (tallies.empty())
+    return usage_error("no kernel is left for these passes and dtypes; nearest: leave --kernel and --dtype out");
   std::stable_sort(tallies.begin(), tallies.end(),
                    [](const check::Tally& a, const check::Tally& b) { return a.kernel < b.kernel; });
 
@@ -109,8 +114,9 @@ Status run_check(const CheckOptions& options) {
   int failed = 0, cases = 0;
   for (const check::Tally& tally : tallies) {
     const char* pass = name_of_pass(tally.kernel->pass);
-    table.add({tally.kernel->name, pass, dtype_name(tally.dtype), std::to_string(tally.cases), std::to_string(tally.failed),
-               format("%.3f", tally.worst_ratio), format("%.0f %%", 100 * tally.worst_bound_ratio)});
+    table.add({tally.kernel->name, pass, dtype_name(tally.dtype), std::to_string(tally.cases),
+               std::to_string(tally.failed), format("%.3f", tally.worst_ratio),
+               format("%.0f %%", 100 * tally.worst_bound_ratio)});
     rows.push_back({{"kernel", tally.kernel->name},
                     {"backend", tally.kernel->backend == Backend::cpu ? "cpu" : "cuda"},
                     {"pass", pass},
@@ -124,8 +130,9 @@ Status run_check(const CheckOptions& options) {
     for (const std::string& failure : tally.failures) failures += failure + "\n";
   }
   std::string report = table.text();
-  report += "\nworst ratio: error against float64 over the same formula's error in float32, rounded to the type;\n"
-            "of the bound: error over 2 x the formula's + 1 ulp of the largest value\n";
+  report +=
+      "\nworst ratio: error against float64 over the same formula's error in float32, rounded to the type;\n"
+      "of the bound: error over 2 x the formula's + 1 ulp of the largest value\n";
   if (!failures.empty()) report += "\n" + failures;
   report += format("%d cases, seeds from %llu: %s\n", cases, static_cast<unsigned long long>(options.seed),
                    failed == 0 ? "all within the bound" : format("%d FAILED", failed).c_str());
@@ -140,7 +147,9 @@ void add_check(CLI::App& app) {
   auto options = std::make_shared<CheckOptions>();
   CLI::App* command = app.add_subcommand("check", "random and adversarial cases against the float64 reference");
   add_common_options(*command, *options);
-  command->add_option("--cases", options->cases, "drawn for each pass (default 200)")->check(CLI::Range(1, 1000000000))->type_name("N");
+  command->add_option("--cases", options->cases, "drawn for each pass (default 200)")
+      ->check(CLI::Range(1, 1000000000))
+      ->type_name("N");
   command
       ->add_option_function<std::string>(
           "--pass",

@@ -3,6 +3,8 @@
 
 namespace onepass::cli {
 
-const char* build_commit() { return ONEPASS_COMMIT; }
+const char* build_commit() {
+  return ONEPASS_COMMIT;
+}
 
 }  // namespace onepass::cli

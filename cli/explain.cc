@@ -53,7 +53,7 @@ std::string pretty(const nlohmann::ordered_json& object) {
 
 Status run_explain(const Options& options, const std::string& pass_text) {
   ONEPASS_RETURN_IF_ERROR(check_backend(options));
-  const onepass_pass_t pass = !pass_text.empty()  ? parse_pass(pass_text)
+  const onepass_pass_t pass = !pass_text.empty() ? parse_pass(pass_text)
                               : options.backward ? ONEPASS_BACKWARD
                                                  : ONEPASS_FORWARD;
   const std::vector<Shape> shapes = shapes_of(options, pass);
@@ -74,7 +74,8 @@ Status run_explain(const Options& options, const std::string& pass_text) {
 void add_explain(CLI::App& app) {
   auto options = std::make_shared<Options>();
   auto pass = std::make_shared<std::string>();
-  CLI::App* command = app.add_subcommand("explain", "what would run for a problem and why: kernel, workspace, FLOPs, bytes");
+  CLI::App* command =
+      app.add_subcommand("explain", "what would run for a problem and why: kernel, workspace, FLOPs, bytes");
   add_common_options(*command, *options);
   command->add_option("--pass", *pass, "fwd, bwd or decode (default: fwd, or bwd with --backward)")->type_name("PASS");
   command->callback([options, pass] { require(run_explain(*options, *pass)); });

@@ -26,7 +26,8 @@ Status run_info(const Options& options) {
   ONEPASS_RETURN_IF_ERROR(check_backend(options));
   std::string report = format("onepass %s, commit %s\n", onepass_version(), build_commit());
   report += format("build     %s\n", ONEPASS_BUILD);
-  report += format("CPU       %s, %d threads: %s\n", cpu_name().c_str(), cpu::default_threads(), cpu_features().c_str());
+  report +=
+      format("CPU       %s, %d threads: %s\n", cpu_name().c_str(), cpu::default_threads(), cpu_features().c_str());
   bool any_cuda = false;
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   Table table({"kernel", "backend", "pass", "arch", "dtypes", "max head_dim", "here"});

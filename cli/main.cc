@@ -50,8 +50,11 @@ std::string parse_error_text(const CLI::App& app, const CLI::ParseError& error) 
     for (const CLI::App* other : app.get_subcommands(nullptr)) names.push_back(other->get_name());
   }
   const std::string near = nearest(word, names);
-  return "there is no " + std::string(word.starts_with("-") ? "option " : command == &app ? "command " : "argument ") + word + "; " +
-         (near.empty() ? "--help lists what there is" : "nearest: " + near);
+  return "there is no " +
+         std::string(word.starts_with("-") ? "option "
+                     : command == &app     ? "command "
+                                           : "argument ") +
+         word + "; " + (near.empty() ? "--help lists what there is" : "nearest: " + near);
 }
 
 int run(int argc, char** argv) {

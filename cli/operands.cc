@@ -42,14 +42,18 @@ Status check_size(const std::vector<std::int64_t>& wanted, const char* option, s
 Status check_sizes(const Options& o, const Attention& a) {
   if (!a.packed()) {
     ONEPASS_RETURN_IF_ERROR(check_size(o.batch, "--batch", a.q.size(0)));
-    ONEPASS_RETURN_IF_ERROR(check_size(o.seq_q.empty() ? o.seq : o.seq_q, o.seq_q.empty() ? "--seq" : "--seq-q", a.q.size(1)));
-    ONEPASS_RETURN_IF_ERROR(check_size(o.seq_k.empty() ? o.seq : o.seq_k, o.seq_k.empty() ? "--seq" : "--seq-k", a.k.size(1)));
+    ONEPASS_RETURN_IF_ERROR(
+        check_size(o.seq_q.empty() ? o.seq : o.seq_q, o.seq_q.empty() ? "--seq" : "--seq-q", a.q.size(1)));
+    ONEPASS_RETURN_IF_ERROR(
+        check_size(o.seq_k.empty() ? o.seq : o.seq_k, o.seq_k.empty() ? "--seq" : "--seq-k", a.k.size(1)));
   } else if (!o.batch.empty() || !o.seq.empty() || !o.seq_q.empty() || !o.seq_k.empty()) {
     return usage_error("--batch and --seq come from cu_seqlens for packed tensors; nearest: leave them out");
   }
   const std::size_t heads = a.q.rank() - 2, dim = a.q.rank() - 1;
-  ONEPASS_RETURN_IF_ERROR(check_size(o.heads_q.empty() ? o.heads : o.heads_q, o.heads_q.empty() ? "--heads" : "--heads-q", a.q.size(heads)));
-  ONEPASS_RETURN_IF_ERROR(check_size(o.heads_kv.empty() ? o.heads : o.heads_kv, o.heads_kv.empty() ? "--heads" : "--heads-kv", a.k.size(heads)));
+  ONEPASS_RETURN_IF_ERROR(check_size(o.heads_q.empty() ? o.heads : o.heads_q,
+                                     o.heads_q.empty() ? "--heads" : "--heads-q", a.q.size(heads)));
+  ONEPASS_RETURN_IF_ERROR(check_size(o.heads_kv.empty() ? o.heads : o.heads_kv,
+                                     o.heads_kv.empty() ? "--heads" : "--heads-kv", a.k.size(heads)));
   ONEPASS_RETURN_IF_ERROR(check_size(o.head_dim, "--head-dim", a.q.size(dim)));
   return check_size(o.head_dim_v, "--head-dim-v", a.v.size(dim));
 }
@@ -62,8 +66,9 @@ class Loader {
   Status load() {
     ONEPASS_ASSIGN(q_, stored(options_.q));
     if (q_.rank() != 3 && q_.rank() != 4) return wrong_rank(options_.q, q_);
-    if (options_.dtypes.size() > 1) return usage_error("--dtype takes one type here: got %zu; nearest: --dtype %s",
-                                                       options_.dtypes.size(), name_of(options_.dtypes[0]));
+    if (options_.dtypes.size() > 1)
+      return usage_error("--dtype takes one type here: got %zu; nearest: --dtype %s", options_.dtypes.size(),
+                         name_of(options_.dtypes[0]));
     Options named = options_;
     default_names(named, source_, q_.rank(), operands_.notes);
     ONEPASS_RETURN_IF_ERROR(load_modifiers(named, source_, attention_));
@@ -99,9 +104,10 @@ class Loader {
   }
 
   Status wrong_rank(const std::string& name, const Array& array) const {
-    return usage_error("'%s' of shape %s must have 4 dimensions, or, like q, 3: %s", printable(name, 60).c_str(),
-                       shape_text(array.shape()).c_str(),
-                       layout_.packed ? "packed with cu_seqlens (tokens, heads, head_dim)" : "(seq, heads, head_dim) of one sequence");
+    return usage_error(
+        "'%s' of shape %s must have 4 dimensions, or, like q, 3: %s", printable(name, 60).c_str(),
+        shape_text(array.shape()).c_str(),
+        layout_.packed ? "packed with cu_seqlens (tokens, heads, head_dim)" : "(seq, heads, head_dim) of one sequence");
   }
 
   Status output(const char* name, ElementType type, const std::vector<std::int64_t>& shape, Array& target) {
@@ -147,7 +153,9 @@ class Loader {
   std::vector<std::int64_t> out_shape_;
 };
 
-bool is_npy(const std::string& path) { return path.ends_with(".npy"); }
+bool is_npy(const std::string& path) {
+  return path.ends_with(".npy");
+}
 
 }  // namespace
 

@@ -38,8 +38,7 @@ Status load_operands(const RunOptions& options, Operands& operands);
 
 /// Writes the outputs to a .safetensors file, or to .npy files: OUT.npy for the output, OUT.NAME.npy for the others.
 /// All of them appear, or none. Adds a line for the report.
-Status write_outputs(const Operands& operands, const std::string& kernel, const std::string& path,
-                     std::string& report);
+Status write_outputs(const Operands& operands, const std::string& kernel, const std::string& path, std::string& report);
 /// Refuses early what write_outputs could not write.
 Status check_output(const std::string& path);
 

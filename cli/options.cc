@@ -73,7 +73,8 @@ std::vector<std::int64_t> parse_sizes(const std::string& option, const std::stri
   std::vector<std::int64_t> sizes;
   for (const std::string& part : split(text, ',')) {
     std::int64_t size = 0;
-    if (!parse_number(part, size) || size < 0) refuse(option, "takes whole numbers of 0 or more", part, option + " 512,1024");
+    if (!parse_number(part, size) || size < 0)
+      refuse(option, "takes whole numbers of 0 or more", part, option + " 512,1024");
     sizes.push_back(size);
   }
   return sizes;
@@ -138,7 +139,8 @@ void add_common_options(CLI::App& app, Options& o) {
          "keys from position - L to position + R; -1: unbounded")
       ->type_name("L,R");
   app.add_option_function<std::string>(
-         "--align", [&o](const std::string& text) { o.align = text == "top-left" ? ONEPASS_TOP_LEFT : ONEPASS_BOTTOM_RIGHT; },
+         "--align",
+         [&o](const std::string& text) { o.align = text == "top-left" ? ONEPASS_TOP_LEFT : ONEPASS_BOTTOM_RIGHT; },
          "which corner causal and windows line up with: bottom-right (default) or top-left")
       ->check(CLI::IsMember({"bottom-right", "top-left"}))
       ->type_name("CORNER");
@@ -164,15 +166,17 @@ void add_common_options(CLI::App& app, Options& o) {
   app.add_flag("--deterministic", o.deterministic, "the same bits in every run");
   app.add_option("--threads", o.threads, "CPU threads (default: all)")->check(CLI::Range(0, 1024))->type_name("N");
   app.add_option("--seed", o.seed, "of every random number (default 0)")->type_name("N");
-  CLI::Option* json = app.add_option("--json", o.json_file, "JSON to a file, or to standard output instead of the report")
-                          ->expected(0, 1)
-                          ->type_name("[FILE]");
+  CLI::Option* json =
+      app.add_option("--json", o.json_file, "JSON to a file, or to standard output instead of the report")
+          ->expected(0, 1)
+          ->type_name("[FILE]");
   app.parse_complete_callback([&o, json] {
     o.json = json->count() > 0;
     if (o.json_file == "-") o.json_file.clear();
     for (const char* ending : {".safetensors", ".npy"}) {
       // `--json data.safetensors` is a forgotten order of arguments, not a wish to replace tensors by JSON.
-      if (o.json_file.ends_with(ending)) refuse("--json", "writes JSON", o.json_file, "put --json last, or --json FILE.json");
+      if (o.json_file.ends_with(ending))
+        refuse("--json", "writes JSON", o.json_file, "put --json last, or --json FILE.json");
     }
   });
 }
@@ -224,7 +228,8 @@ Status check_backend(const Options& options) {
   for (const std::string& kernel : options.kernels) {
     for (std::int32_t i = 0; i < onepass_kernel_count(); ++i) {
       onepass_kernel_info_t info = ONEPASS_KERNEL_INFO_INIT;
-      if (onepass_kernel_info(i, &info) != ONEPASS_OK || kernel != info.name || options.backend == info.backend) continue;
+      if (onepass_kernel_info(i, &info) != ONEPASS_OK || kernel != info.name || options.backend == info.backend)
+        continue;
       return usage_error("--kernel %s belongs to backend %s, not %s; nearest: --backend %s", info.name, info.backend,
                          options.backend.c_str(), info.backend);
     }

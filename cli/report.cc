@@ -15,7 +15,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-bool is_numeric(const std::string& cell) { return !cell.empty() && cell.find_first_of("0123456789-") == 0; }
+bool is_numeric(const std::string& cell) {
+  return !cell.empty() && cell.find_first_of("0123456789-") == 0;
+}
 
 std::string date_now() {
   const std::time_t now = std::time(nullptr);
@@ -28,9 +30,13 @@ std::string date_now() {
 
 }  // namespace
 
-Table::Table(std::vector<std::string> header) { rows_.push_back(std::move(header)); }
+Table::Table(std::vector<std::string> header) {
+  rows_.push_back(std::move(header));
+}
 
-void Table::add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+void Table::add(std::vector<std::string> row) {
+  rows_.push_back(std::move(row));
+}
 
 std::string Table::text() const {
   std::vector<std::size_t> width(rows_[0].size());
@@ -106,8 +112,9 @@ nlohmann::ordered_json json_object(const Options& options, nlohmann::ordered_jso
 
 Status print(const Options& options, const std::string& report, nlohmann::ordered_json rows) {
   if (options.json) {
-    const std::string text = json_object(options, std::move(rows)).dump(
-                                 1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+    const std::string text =
+        json_object(options, std::move(rows)).dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) +
+        "\n";
     if (!options.json_file.empty()) {
       ONEPASS_RETURN_IF_ERROR(write_file(options.json_file, text));
     } else {
@@ -121,8 +128,11 @@ Status print(const Options& options, const std::string& report, nlohmann::ordere
 }
 
 Progress::Progress(const char* title, std::size_t total)
-    : title_(title), total_(std::max<std::size_t>(total, 1)), visible_(::isatty(STDERR_FILENO) != 0),
-      start_(Clock::now()), shown_(start_) {}
+    : title_(title),
+      total_(std::max<std::size_t>(total, 1)),
+      visible_(::isatty(STDERR_FILENO) != 0),
+      start_(Clock::now()),
+      shown_(start_) {}
 
 Progress::~Progress() {
   if (visible_) std::fputs("\r\x1b[K", stderr);
@@ -135,7 +145,8 @@ void Progress::set(std::size_t done) {
   constexpr std::size_t kWidth = 30;
   const std::size_t full = std::min(done, total_) * kWidth / total_;
   const double elapsed = std::chrono::duration<double>(now - start_).count();
-  const double left = done > 0 ? elapsed * static_cast<double>(total_ - std::min(done, total_)) / static_cast<double>(done) : 0;
+  const double left =
+      done > 0 ? elapsed * static_cast<double>(total_ - std::min(done, total_)) / static_cast<double>(done) : 0;
   std::fprintf(stderr, "\r%s [%s%s] %zu/%zu, %.0f s left\x1b[K", title_, std::string(full, '#').c_str(),
                std::string(kWidth - full, '.').c_str(), done, total_, left);
 }

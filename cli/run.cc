@@ -71,13 +71,13 @@ std::string problem_text(const Attention& a, const nlohmann::ordered_json& plan,
 std::string pass_text(const PassResult& result) {
   const char* name = result.pass == ONEPASS_BACKWARD ? "backward" : "forward ";
   const double rate = result.plan.value("flops", 0.0) / result.timing.median * 1e-9;
-  std::string text = format("%s  %s, %lld threads: %s (median of %d), %.4g GFLOP/s\n", name,
-                            result.plan.value("kernel", "").c_str(),
-                            static_cast<long long>(result.plan.value("threads", std::int64_t{0})),
-                            duration_text(result.timing.median).c_str(), result.timing.reps, rate);
+  std::string text =
+      format("%s  %s, %lld threads: %s (median of %d), %.4g GFLOP/s\n", name, result.plan.value("kernel", "").c_str(),
+             static_cast<long long>(result.plan.value("threads", std::int64_t{0})),
+             duration_text(result.timing.median).c_str(), result.timing.reps, rate);
   for (const Verdict& v : result.verdicts) {
-    text += format("  check   %-10s error %.3g, allowed %.3g, %.2f x the formula's error: %s\n", v.what.c_str(), v.error,
-                   v.bound, v.ratio, v.ok ? "ok" : "FAILED");
+    text += format("  check   %-10s error %.3g, allowed %.3g, %.2f x the formula's error: %s\n", v.what.c_str(),
+                   v.error, v.bound, v.ratio, v.ok ? "ok" : "FAILED");
   }
   return text;
 }
@@ -104,7 +104,8 @@ nlohmann::ordered_json row_of(const Attention& a, const PassResult& result) {
   nlohmann::ordered_json checks = nlohmann::ordered_json::array();
   for (const Verdict& v : result.verdicts) {
     worst = std::max(worst, v.ratio);
-    checks.push_back({{"tensor", v.what}, {"max_abs_err", v.error}, {"bound", v.bound}, {"ratio", v.ratio}, {"ok", v.ok}});
+    checks.push_back(
+        {{"tensor", v.what}, {"max_abs_err", v.error}, {"bound", v.bound}, {"ratio", v.ratio}, {"ok", v.ok}});
   }
   row["worst_ratio"] = worst;
   row["failed"] = !result.ok;
@@ -114,7 +115,8 @@ nlohmann::ordered_json row_of(const Attention& a, const PassResult& result) {
 
 Status run_run(const RunOptions& options) {
   ONEPASS_RETURN_IF_ERROR(check_backend(options));
-  if (options.file.empty() && !(options.q.ends_with(".npy") && options.k.ends_with(".npy") && options.v.ends_with(".npy"))) {
+  if (options.file.empty() &&
+      !(options.q.ends_with(".npy") && options.k.ends_with(".npy") && options.v.ends_with(".npy"))) {
     return usage_error("run needs a .safetensors FILE, or --q, --k and --v with .npy files: got neither");
   }
   ONEPASS_RETURN_IF_ERROR(check_output(options.out));
@@ -154,14 +156,19 @@ Status run_run(const RunOptions& options) {
 void add_run(CLI::App& app) {
   auto options = std::make_shared<RunOptions>();
   CLI::App* command = app.add_subcommand("run", "attention on tensors from a .safetensors file or .npy files");
-  command->add_option("FILE", options->file, ".safetensors; its tensors q, k, v, and cu_seqlens_q, cu_seqlens_k,\n"
-                                             "q_length, k_start, k_length, q_position, grad_out where it has them");
+  command->add_option("FILE", options->file,
+                      ".safetensors; its tensors q, k, v, and cu_seqlens_q, cu_seqlens_k,\n"
+                      "q_length, k_start, k_length, q_position, grad_out where it has them");
   command->add_option("--q", options->q, "queries (default: q)")->type_name("NAME|FILE.npy");
   command->add_option("--k", options->k, "keys (default: k)")->type_name("NAME|FILE.npy");
   command->add_option("--v", options->v, "values (default: v)")->type_name("NAME|FILE.npy");
-  command->add_option("-o,--out", options->out, "out, lse and gradients to a .safetensors file, or to OUT.npy, OUT.lse.npy, ...")
+  command
+      ->add_option("-o,--out", options->out,
+                   "out, lse and gradients to a .safetensors file, or to OUT.npy, OUT.lse.npy, ...")
       ->type_name("OUT");
-  command->add_option("--layout", options->layout, "of the tensors: bshd (default) or bhsd; without b where they have 3 dimensions")
+  command
+      ->add_option("--layout", options->layout,
+                   "of the tensors: bshd (default) or bhsd; without b where they have 3 dimensions")
       ->check(CLI::IsMember({"bshd", "bhsd"}));
   command->add_flag("--check", options->check, "compare with the float64 reference; exit code 1 beyond the tolerance");
   add_common_options(*command, *options);

@@ -11,14 +11,25 @@ std::vector<Shape> quick_suite() {
   for (const onepass_pass_t pass : {ONEPASS_FORWARD, ONEPASS_BACKWARD}) {
     for (const ElementType dtype : {f32, bf16}) {
       for (const bool causal : {false, true}) {
-        shapes.push_back({.pass = pass, .dtype = dtype, .seq_q = 1024, .seq_k = 1024, .heads_q = 4, .heads_kv = 4,
+        shapes.push_back({.pass = pass,
+                          .dtype = dtype,
+                          .seq_q = 1024,
+                          .seq_k = 1024,
+                          .heads_q = 4,
+                          .heads_kv = 4,
                           .causal = causal});
       }
     }
   }
   for (const ElementType dtype : {f32, bf16}) {
-    shapes.push_back({.pass = ONEPASS_DECODE, .dtype = dtype, .seq_q = 1, .seq_k = 4096, .heads_q = 32, .heads_kv = 8,
-                      .head_dim = 128, .head_dim_v = 128});
+    shapes.push_back({.pass = ONEPASS_DECODE,
+                      .dtype = dtype,
+                      .seq_q = 1,
+                      .seq_k = 4096,
+                      .heads_q = 32,
+                      .heads_kv = 8,
+                      .head_dim = 128,
+                      .head_dim_v = 128});
   }
   return shapes;
 }
@@ -34,9 +45,15 @@ std::vector<Shape> cpu_suite() {
       for (const std::int64_t head_dim : {64, 128}) {
         for (const Size size : {Size{512, 8}, Size{2048, 2}, Size{8192, 1}}) {
           for (const bool causal : {false, true}) {
-            shapes.push_back({.pass = pass, .dtype = dtype, .seq_q = size.seq, .seq_k = size.seq,
-                              .heads_q = size.heads, .heads_kv = size.heads, .head_dim = head_dim,
-                              .head_dim_v = head_dim, .causal = causal});
+            shapes.push_back({.pass = pass,
+                              .dtype = dtype,
+                              .seq_q = size.seq,
+                              .seq_k = size.seq,
+                              .heads_q = size.heads,
+                              .heads_kv = size.heads,
+                              .head_dim = head_dim,
+                              .head_dim_v = head_dim,
+                              .causal = causal});
           }
         }
       }
@@ -50,8 +67,14 @@ std::vector<Shape> decode_suite() {
   std::vector<Shape> shapes;
   for (const ElementType dtype : {f32, bf16}) {
     for (const std::int64_t seq_k : {1024, 16384}) {
-      shapes.push_back({.pass = ONEPASS_DECODE, .dtype = dtype, .seq_q = 1, .seq_k = seq_k, .heads_q = 32,
-                        .heads_kv = 8, .head_dim = 128, .head_dim_v = 128});
+      shapes.push_back({.pass = ONEPASS_DECODE,
+                        .dtype = dtype,
+                        .seq_q = 1,
+                        .seq_k = seq_k,
+                        .heads_q = 32,
+                        .heads_kv = 8,
+                        .head_dim = 128,
+                        .head_dim_v = 128});
     }
   }
   return shapes;

@@ -13,7 +13,9 @@ using Clock = std::chrono::steady_clock;
 
 constexpr double kShortestSample = 200e-6;  // seconds
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 std::size_t padded_bytes(const Array& array) {
   const std::uint64_t bytes = bytes_of(array.shape(), array.type()).value_or(std::uint64_t{1} << 62);
@@ -56,7 +58,8 @@ Result<std::unique_ptr<Cell>> Cell::make(const Shape& shape, const Options& opti
 std::size_t Cell::shared_bytes() const {
   const Attention& a = attention_;
   const std::size_t inputs = padded_bytes(a.q) + padded_bytes(a.k) + padded_bytes(a.v);
-  return shape_.pass == ONEPASS_BACKWARD ? inputs + padded_bytes(a.out) : inputs + padded_bytes(a.out) + padded_bytes(a.lse);
+  return shape_.pass == ONEPASS_BACKWARD ? inputs + padded_bytes(a.out)
+                                         : inputs + padded_bytes(a.out) + padded_bytes(a.lse);
 }
 
 std::size_t Cell::own_bytes() const {
@@ -69,8 +72,9 @@ Status Cell::prepare(std::shared_ptr<std::byte> inputs, std::shared_ptr<std::byt
   for (Array* array : {&a.q, &a.k, &a.v, &a.grad_out}) in.place(*array);
   if (shape_.pass == ONEPASS_DECODE) {
     const std::int64_t capacity = a.k.size(1);
-    if (capacity > INT32_MAX) return unsupported("a decode's cache holds at most 2147483647 keys: got %lld; nearest: that",
-                                                 static_cast<long long>(capacity));
+    if (capacity > INT32_MAX)
+      return unsupported("a decode's cache holds at most 2147483647 keys: got %lld; nearest: that",
+                         static_cast<long long>(capacity));
     ONEPASS_ASSIGN(a.cache_seqlens, Array::allocate(ElementType::i32, {a.q.size(0)}));
     std::fill_n(a.cache_seqlens.as<std::int32_t>(), a.q.size(0), static_cast<std::int32_t>(capacity));
   }

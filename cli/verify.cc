@@ -44,16 +44,23 @@ Result<StandIn> stand_in(const Output& o, DType type) {
 }
 
 /// Rows of float32 as an operand with one element a row.
-Tensor as_tensor(const RowTensor& rows) { return {rows.data, DType::f32, rows.stride_batch, 1, rows.stride_head}; }
+Tensor as_tensor(const RowTensor& rows) {
+  return {rows.data, DType::f32, rows.stride_batch, 1, rows.stride_head};
+}
 RowTensor as_rows(const Tensor& tensor) {
   return {static_cast<float*>(tensor.data), tensor.stride_batch, tensor.stride_head};
 }
 /// A bias gradient's place (b, h, i, j): broadcast dimensions have one entry.
-Tensor as_tensor(const BiasTensor& bias) { return {bias.data, bias.dtype, bias.stride_batch, bias.stride_q, bias.stride_head}; }
+Tensor as_tensor(const BiasTensor& bias) {
+  return {bias.data, bias.dtype, bias.stride_batch, bias.stride_q, bias.stride_head};
+}
 BiasTensor as_bias(const Tensor& tensor, const BiasTensor& like) {
   const auto stride = [](std::int64_t of, std::int64_t own) { return of == 0 ? 0 : own; };
-  return {tensor.data, tensor.dtype, stride(like.stride_batch, tensor.stride_batch),
-          stride(like.stride_head, tensor.stride_head), stride(like.stride_q, tensor.stride_seq),
+  return {tensor.data,
+          tensor.dtype,
+          stride(like.stride_batch, tensor.stride_batch),
+          stride(like.stride_head, tensor.stride_head),
+          stride(like.stride_q, tensor.stride_seq),
           stride(like.stride_k, 1)};
 }
 
@@ -124,7 +131,8 @@ Status run_reference(const api::Request& request, const std::vector<Output>& out
     ForwardOperands f = request.forward;
     f.out = target("out");
     f.lse = as_rows(target("lse"));
-    return each_head(p.heads_kv, [&](std::int64_t h) { return oracle::forward(slice(p, h), slice(f, p, h), precision); });
+    return each_head(p.heads_kv,
+                     [&](std::int64_t h) { return oracle::forward(slice(p, h), slice(f, p, h), precision); });
   }
   BackwardOperands b = request.backward;
   b.grad_q = target("grad_q");
@@ -179,7 +187,8 @@ std::vector<Output> outputs_of(const api::Request& r) {
   const Problem& p = r.problem;
   const std::int64_t items = p.mask.varlen ? 1 : p.batch;
   if (p.pass != Pass::backward) {
-    std::vector<Output> outputs = {{"out", r.forward.out, items, p.total_q, p.heads_q, p.head_dim_v, r.forward.out.dtype}};
+    std::vector<Output> outputs = {
+        {"out", r.forward.out, items, p.total_q, p.heads_q, p.head_dim_v, r.forward.out.dtype}};
     if (r.forward.lse) {
       outputs.push_back({"lse", as_tensor(r.forward.lse), items, p.total_q, p.heads_q, 1, DType::f32, true});
     }

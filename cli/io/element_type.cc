@@ -8,28 +8,22 @@ namespace {
 using enum ElementType;
 
 constexpr ElementTypeInfo kTypes[] = {
-    {f64, 8, "f64", "F64", "<f8", kDLFloat, 64},
-    {f32, 4, "f32", "F32", "<f4", kDLFloat, 32},
-    {f16, 2, "f16", "F16", "<f2", kDLFloat, 16},
-    {bf16, 2, "bf16", "BF16", "<V2", kDLBfloat, 16},
-    {f8_e4m3, 1, "f8_e4m3", "F8_E4M3", nullptr, 0, 0},
-    {f8_e5m2, 1, "f8_e5m2", "F8_E5M2", nullptr, 0, 0},
-    {f8_e8m0, 1, "f8_e8m0", "F8_E8M0", nullptr, 0, 0},
-    {c64, 8, "c64", "C64", "<c8", 0, 0},
-    {i64, 8, "i64", "I64", "<i8", kDLInt, 64},
-    {i32, 4, "i32", "I32", "<i4", kDLInt, 32},
-    {i16, 2, "i16", "I16", "<i2", kDLInt, 16},
-    {i8, 1, "i8", "I8", "|i1", kDLInt, 8},
-    {u64, 8, "u64", "U64", "<u8", kDLUInt, 64},
-    {u32, 4, "u32", "U32", "<u4", kDLUInt, 32},
-    {u16, 2, "u16", "U16", "<u2", kDLUInt, 16},
-    {u8, 1, "u8", "U8", "|u1", kDLUInt, 8},
+    {f64, 8, "f64", "F64", "<f8", kDLFloat, 64},       {f32, 4, "f32", "F32", "<f4", kDLFloat, 32},
+    {f16, 2, "f16", "F16", "<f2", kDLFloat, 16},       {bf16, 2, "bf16", "BF16", "<V2", kDLBfloat, 16},
+    {f8_e4m3, 1, "f8_e4m3", "F8_E4M3", nullptr, 0, 0}, {f8_e5m2, 1, "f8_e5m2", "F8_E5M2", nullptr, 0, 0},
+    {f8_e8m0, 1, "f8_e8m0", "F8_E8M0", nullptr, 0, 0}, {c64, 8, "c64", "C64", "<c8", 0, 0},
+    {i64, 8, "i64", "I64", "<i8", kDLInt, 64},         {i32, 4, "i32", "I32", "<i4", kDLInt, 32},
+    {i16, 2, "i16", "I16", "<i2", kDLInt, 16},         {i8, 1, "i8", "I8", "|i1", kDLInt, 8},
+    {u64, 8, "u64", "U64", "<u8", kDLUInt, 64},        {u32, 4, "u32", "U32", "<u4", kDLUInt, 32},
+    {u16, 2, "u16", "U16", "<u2", kDLUInt, 16},        {u8, 1, "u8", "U8", "|u1", kDLUInt, 8},
     {boolean, 1, "bool", "BOOL", "|b1", kDLUInt, 0},
 };
 
 }  // namespace
 
-const ElementTypeInfo& info_of(ElementType type) { return kTypes[static_cast<std::size_t>(type)]; }
+const ElementTypeInfo& info_of(ElementType type) {
+  return kTypes[static_cast<std::size_t>(type)];
+}
 
 std::optional<ElementType> element_type_of_name(std::string_view name) {
   for (const ElementTypeInfo& info : kTypes) {

@@ -14,7 +14,23 @@
 namespace onepass::cli {
 
 enum class ElementType : std::uint8_t {
-  f64, f32, f16, bf16, f8_e4m3, f8_e5m2, f8_e8m0, c64, i64, i32, i16, i8, u64, u32, u16, u8, boolean
+  f64,
+  f32,
+  f16,
+  bf16,
+  f8_e4m3,
+  f8_e5m2,
+  f8_e8m0,
+  c64,
+  i64,
+  i32,
+  i16,
+  i8,
+  u64,
+  u32,
+  u16,
+  u8,
+  boolean
 };
 
 struct ElementTypeInfo {
@@ -28,8 +44,12 @@ struct ElementTypeInfo {
 };
 
 const ElementTypeInfo& info_of(ElementType type);
-inline std::size_t size_of(ElementType type) { return info_of(type).size; }
-inline const char* name_of(ElementType type) { return info_of(type).name; }
+inline std::size_t size_of(ElementType type) {
+  return info_of(type).size;
+}
+inline const char* name_of(ElementType type) {
+  return info_of(type).name;
+}
 
 std::optional<ElementType> element_type_of_name(std::string_view name);
 std::optional<ElementType> element_type_of_safetensors(std::string_view name);

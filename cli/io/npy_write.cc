@@ -5,8 +5,8 @@ namespace onepass::cli {
 Status write_npy(OutputFile& file, const TensorView& tensor) {
   const char* descr = info_of(tensor.type).npy;
   if (descr == nullptr) return io_error(".npy has no type for %s; write .safetensors", name_of(tensor.type));
-  std::string header = "{'descr': '" + std::string(descr) +
-                       "', 'fortran_order': False, 'shape': " + shape_text(tensor.shape) + ", }";
+  std::string header =
+      "{'descr': '" + std::string(descr) + "', 'fortran_order': False, 'shape': " + shape_text(tensor.shape) + ", }";
   // The data begins at a multiple of 64 bytes, after the newline that ends the header.
   header.append(63 - (10 + header.size()) % 64, ' ');
   header += '\n';

@@ -38,10 +38,9 @@ std::string printable(std::string_view text, std::size_t limit = 120);
 #define ONEPASS_CLI_CONCAT_(a, b) a##b
 #define ONEPASS_CLI_CONCAT(a, b) ONEPASS_CLI_CONCAT_(a, b)
 /// `auto name = value of the Result expression`, or return its error.
-#define ONEPASS_ASSIGN(declaration, expression)                                  \
-  auto ONEPASS_CLI_CONCAT(result_, __LINE__) = (expression);                     \
-  if (!ONEPASS_CLI_CONCAT(result_, __LINE__).ok())                               \
-    return Status(ONEPASS_CLI_CONCAT(result_, __LINE__).error());                \
+#define ONEPASS_ASSIGN(declaration, expression)                                                                  \
+  auto ONEPASS_CLI_CONCAT(result_, __LINE__) = (expression);                                                     \
+  if (!ONEPASS_CLI_CONCAT(result_, __LINE__).ok()) return Status(ONEPASS_CLI_CONCAT(result_, __LINE__).error()); \
   declaration = std::move(ONEPASS_CLI_CONCAT(result_, __LINE__).value())
 
 }  // namespace onepass::cli

@@ -36,7 +36,9 @@ class Folder {
   std::filesystem::path path_;
 };
 
-inline std::span<const std::byte> bytes(const std::string& text) { return std::as_bytes(std::span(text)); }
+inline std::span<const std::byte> bytes(const std::string& text) {
+  return std::as_bytes(std::span(text));
+}
 
 inline std::string read_file(const std::string& path) {
   std::ifstream stream(path, std::ios::binary);

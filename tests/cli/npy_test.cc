@@ -9,8 +9,8 @@ namespace onepass::cli {
 namespace {
 
 std::string file_of(const std::string& header, const std::string& data, int version = 1) {
-  return std::string("\x93NUMPY") + static_cast<char>(version) + '\0' + little_endian(header.size(), version == 1 ? 2 : 4) +
-         header + data;
+  return std::string("\x93NUMPY") + static_cast<char>(version) + '\0' +
+         little_endian(header.size(), version == 1 ? 2 : 4) + header + data;
 }
 
 std::string header_of(const std::string& descr, const std::string& shape) {

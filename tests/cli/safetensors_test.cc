@@ -12,7 +12,9 @@ std::string file_of(const std::string& header, const std::string& data) {
   return little_endian(header.size(), 8) + header + data;
 }
 
-Result<SafetensorsContents> parse(const std::string& file) { return parse_safetensors(bytes(file), "x"); }
+Result<SafetensorsContents> parse(const std::string& file) {
+  return parse_safetensors(bytes(file), "x");
+}
 
 /// Refused with a line that holds `rule`.
 void expect_refusal(const std::string& file, const std::string& rule) {
@@ -43,7 +45,9 @@ TEST(Safetensors, ReadsTensorsInDataOrder) {
   EXPECT_EQ(result.value().metadata.at("a"), "b");
 }
 
-TEST(Safetensors, ReadsEmptyFileOfNoTensors) { EXPECT_TRUE(parse(file_of("{}", "")).ok()); }
+TEST(Safetensors, ReadsEmptyFileOfNoTensors) {
+  EXPECT_TRUE(parse(file_of("{}", "")).ok());
+}
 
 TEST(Safetensors, RefusesLyingLengths) {
   expect_refusal("", "no .safetensors file");
