@@ -9,9 +9,6 @@
 namespace onepass::cpu::ONEPASS_ISA {
 namespace {
 
-/// Keys of a block. 96 rows of 64 scores are 24 KB, which stay in the first-level cache.
-constexpr std::int64_t kBlockK = 96;
-
 /// Memory of one worker.
 struct Scratch {
   float *q_t, *out_t;  // [groups][dim][kWidth]
@@ -164,6 +161,8 @@ void run_task(const Call& call, const Scratch& t, const Sequence& sequence, std:
       part.j0 = max_of(begin, g.any.begin);
       part.keys = min_of(end, g.any.end) - part.j0;
       if (part.keys <= 0) continue;
+      // Once for all groups; widened rows are read in order before.
+      if (n == 0 && !call.plan.widen) part.ahead = seen.end - kBlockK - part.j0;
       part.k += (part.j0 - begin) * block.k_row;
       part.v += (part.j0 - begin) * block.v_row;
       if (call.modified) {
@@ -201,10 +200,10 @@ void forward(const Problem& problem, const ForwardOperands& operands, const Laun
       const std::int64_t task =
           cursor.seek(problem, queue->pop(), [&](const Sequence& s) { return blocks(s) * problem.heads_q; });
       if (task < 0) return;
-      // The last rows first: under a causal mask they are the longest tasks.
-      const std::int64_t block = blocks(cursor.sequence) - 1 - task / problem.heads_q, i0 = block * call.plan.rows;
-      run_task(call, t, cursor.sequence, cursor.b, task % problem.heads_q, i0,
-               min_of(call.plan.rows, cursor.sequence.q_length - i0));
+      // Head by head, whose keys stay in the cache; its last rows first, the longest tasks under a causal mask.
+      const std::int64_t count = blocks(cursor.sequence), head = task / count;
+      const std::int64_t i0 = (count - 1 - task % count) * call.plan.rows;
+      run_task(call, t, cursor.sequence, cursor.b, head, i0, min_of(call.plan.rows, cursor.sequence.q_length - i0));
     }
   });
 }

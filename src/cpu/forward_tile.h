@@ -9,6 +9,9 @@
 namespace onepass::cpu::ONEPASS_ISA {
 namespace {
 
+/// Keys of a block. 96 rows of 64 scores are 24 KB, which stay in the first-level cache.
+constexpr std::int64_t kBlockK = 96;
+
 /// Rows i0 ... i0 + rows - 1 of one head, one a lane, and their running results.
 struct RowGroup {
   std::int64_t i0, rows;  // rows <= kWidth
@@ -44,7 +47,13 @@ struct KeyBlock {
   const float *k, *v;
   std::int64_t k_row, v_row;
   std::int64_t dim, dim_v;
+  std::int64_t ahead = 0;  // the first `ahead` keys ask for the rows of K and V one block further on
 };
+
+/// The hardware's own prefetch does not cross pages and stops between heads.
+ONEPASS_INLINE void prefetch_row(const float* row, std::int64_t dim) {
+  for (std::int64_t c = 0; c < dim; c += 16) __builtin_prefetch(row + c, 0, 2);
+}
 
 /// Where the mask cuts a block off: vector v of the group sees no key from end[v] on, and end rises with v. Away from
 /// the diagonal every end is block.keys; on it they are stairs, and nothing past them is computed or read.
@@ -77,6 +86,9 @@ __attribute__((noinline)) void scores(const float* q_t, const KeyBlock& block, s
   for_row_tiles(
       end - begin, [&](std::int64_t row, auto count) __attribute__((always_inline)) {
         const std::int64_t j = begin + row;
+        for (std::int64_t x = j; x < min_of(j + count.value, block.ahead); ++x) {
+          prefetch_row(block.k + (x + kBlockK) * block.k_row, block.dim);
+        }
         product_tile<count.value, kN>(
             block.k + j * block.k_row, block.k_row, 1, q_t, kWidth, block.dim,
             [](int, int) __attribute__((always_inline)) { return Vec{}; },
@@ -176,8 +188,8 @@ __attribute__((noinline)) void weighted_sum_guarded(const RowGroup& g, const Key
 /// Line 9: m = max(m, row maximum), P = exp(S - m) in place of S, l = l * exp(m before - m) + row sum of P.
 /// alpha is that last factor of l, which O needs too.
 template <int kN>
-ONEPASS_INLINE void online_softmax(RowGroup& g, const Stairs<kN>& stairs, float exponent, const float* largest,
-                                   float* s, float* alpha) {
+ONEPASS_INLINE void online_softmax(RowGroup& g, const KeyBlock& block, const Stairs<kN>& stairs, float exponent,
+                                   const float* largest, float* s, float* alpha) {
   Vec reference[kN], sum[kN];
   for (int v = 0; v < kN; ++v) {
     const Vec before = load(g.m + v * kLanes), now = max(before, load(largest + v * kLanes));
@@ -188,6 +200,7 @@ ONEPASS_INLINE void online_softmax(RowGroup& g, const Stairs<kN>& stairs, float 
     sum[v] = Vec{};
   }
   stairs.for_keys([&](std::int64_t j, auto first) __attribute__((always_inline)) {
+    if (j < block.ahead) prefetch_row(block.v + (j + kBlockK) * block.v_row, block.dim_v);
 #pragma GCC unroll 4
     for (int v = first.value; v < kN; ++v) {
       float* at = s + j * kWidth + v * kLanes;
@@ -225,7 +238,7 @@ void attend_block(RowGroup& g, const KeyBlock& block, const HeadScore& h, const 
     });
     for (int v = 0; v < kN; ++v) store(largest + v * kLanes, top[v]);
   }
-  online_softmax<kN>(g, stairs, units.exponent, largest, s, alpha);
+  online_softmax<kN>(g, block, stairs, units.exponent, largest, s, alpha);
   if (kModified && h.spec->dropout.threshold != 0) drop_tile(h, s, block.keys, g.i0, block.j0);
 
   if (masked && !all_finite(block.v, block.v_row, block.keys, block.dim_v)) {
