@@ -137,7 +137,7 @@ __attribute__((noinline)) void weighted_sum(const RowGroup& g, const KeyBlock& b
           for (int r = 0; r < kM; ++r) {
             const Vec x = broadcast(values[j * block.v_row + r]);
 #pragma GCC unroll 4
-            for (int v = first.value; v < kN; ++v) acc[r][v] += x * weight[v];
+            for (int v = first.value; v < kN; ++v) acc[r][v] = multiply_add(x, weight[v], acc[r][v]);
           }
         });
 #pragma GCC unroll 16
@@ -178,7 +178,7 @@ __attribute__((noinline)) void weighted_sum_guarded(const RowGroup& g, const Key
       for (std::int64_t j = 0; j < stairs.end[v]; ++j) {
         const std::int32_t key = static_cast<std::int32_t>(j);
         const Vec x = select((begin <= key) & (end > key), broadcast(block.v[j * block.v_row + c]), Vec{});
-        acc += x * load(p + j * kWidth + v * kLanes);
+        acc = multiply_add(x, load(p + j * kWidth + v * kLanes), acc);
       }
       store(out, acc);
     }

@@ -66,6 +66,18 @@ ONEPASS_INLINE Vec max(Vec a, Vec b) {
 #endif
 }
 
+/// a * b + c, rounded once where the instruction set can: the compiler's own choice of what to contract may differ
+/// between two loops that have to agree in every bit.
+ONEPASS_INLINE Vec multiply_add(Vec a, Vec b, Vec c) {
+#if defined(__AVX512F__)
+  return _mm512_fmadd_ps(a, b, c);
+#elif defined(__AVX2__)
+  return _mm256_fmadd_ps(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
 /// 0, 1, 2, ...
 ONEPASS_INLINE IntVec lane_index() {
   IntVec index;
