@@ -168,6 +168,14 @@ Status make_request(const onepass_backward_args_t& args, bool planning, Request*
     bool same = args.grad_bias->ndim == options.bias->ndim;
     for (int i = 0; same && i < args.grad_bias->ndim; ++i) same = args.grad_bias->shape[i] == options.bias->shape[i];
     if (!same) return invalid_argument("grad_bias must have the shape of bias");
+    for (int i = 0; i < args.grad_bias->ndim && args.grad_bias->strides != nullptr; ++i) {
+      if (args.grad_bias->shape[i] > 1 && args.grad_bias->strides[i] == 0) {
+        return invalid_argument(
+            "grad_bias: an output's elements must not overlap: dimension %d has stride 0; pass a "
+            "contiguous tensor",
+            i);
+      }
+    }
   }
   if (args.grad_sinks != nullptr) {
     if (!p.score.sinks) return invalid_argument("grad_sinks is given, but there are no sinks");
