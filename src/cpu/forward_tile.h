@@ -12,6 +12,11 @@ namespace {
 /// Keys of a block. 96 rows of 64 scores are 24 KB, which stay in the first-level cache.
 constexpr std::int64_t kBlockK = 96;
 
+template <int kValue>
+struct Constant {
+  static constexpr int value = kValue;
+};
+
 /// Rows i0 ... i0 + rows - 1 of one head, one a lane, and their running results.
 struct RowGroup {
   std::int64_t i0, rows;  // rows <= kWidth
@@ -55,24 +60,52 @@ ONEPASS_INLINE void prefetch_row(const float* row, std::int64_t dim) {
   for (std::int64_t c = 0; c < dim; c += 16) __builtin_prefetch(row + c, 0, 2);
 }
 
-/// Where the mask cuts a block off: vector v of the group sees no key from end[v] on, and end rises with v. Away from
-/// the diagonal every end is block.keys; on it they are stairs, and nothing past them is computed or read.
+/// Where the mask cuts a block: vector v of the group sees none of its keys before begin[v] and from end[v] on, and
+/// both rise with v. Inside the mask that is 0 and block.keys; at its edges the vectors form stairs, and nothing
+/// outside them is computed or read.
 template <int kN>
 struct Stairs {
-  std::int64_t end[kN];
+  std::int64_t begin[kN], end[kN];
 
   ONEPASS_INLINE Stairs(const RowGroup& g, const KeyBlock& block, const Sequence& sequence) {
     for (int v = 0; v < kN; ++v) {
-      const std::int64_t last = g.i0 + min_of<std::int64_t>((v + 1) * kLanes, g.rows) - 1;
+      const std::int64_t first = g.i0 + v * kLanes, last = g.i0 + min_of<std::int64_t>((v + 1) * kLanes, g.rows) - 1;
+      begin[v] = clamp_to<std::int64_t>(sequence.visible(first).begin - block.j0, 0, block.keys);
       end[v] = clamp_to<std::int64_t>(sequence.visible(last).end - block.j0, 0, block.keys);
+    }
+    // In a window narrower than the group the stairs up and down meet: then only those down are followed.
+    if (begin[kN - 1] > end[0]) {
+      for (int v = 0; v < kN; ++v) begin[v] = 0;
     }
   }
 
-  /// step(key, integral constant v) for every key, in order: the vectors v ... kN - 1 see it.
-  template <int kV = 0, class Step>
+  /// range(begin, end, first, last) for every range of keys in order, which the vectors first ... last - 1 (integral
+  /// constants) see.
+  template <int kV = 0, class Range>
+  ONEPASS_INLINE void for_ranges(Range&& range) const {
+    if constexpr (kV + 1 < kN) {
+      range(begin[kV], begin[kV + 1], Constant<0>{}, Constant<kV + 1>{});
+      for_ranges<kV + 1>(range);
+    } else {
+      range(begin[kN - 1], end[0], Constant<0>{}, Constant<kN>{});
+      for_last_ranges<1>(range);
+    }
+  }
+  /// step(key, first, last) for every key in order.
+  template <class Step>
   ONEPASS_INLINE void for_keys(Step&& step) const {
-    for (std::int64_t j = kV == 0 ? 0 : end[max_of(kV - 1, 0)]; j < end[kV]; ++j) step(j, RowCount<kV>{});
-    if constexpr (kV + 1 < kN) for_keys<kV + 1>(step);
+    for_ranges([&](std::int64_t from, std::int64_t to, auto first, auto last) __attribute__((always_inline)) {
+      for (std::int64_t j = from; j < to; ++j) step(j, first, last);
+    });
+  }
+
+ private:
+  template <int kV, class Range>
+  ONEPASS_INLINE void for_last_ranges(Range&& range) const {
+    if constexpr (kV < kN) {
+      range(end[kV - 1], end[kV], Constant<kV>{}, Constant<kN>{});
+      for_last_ranges<kV + 1>(range);
+    }
   }
 };
 
@@ -100,18 +133,6 @@ __attribute__((noinline)) void scores(const float* q_t, const KeyBlock& block, s
   for (int v = 0; v < kN; ++v) store(largest + v * kLanes, top[v]);
 }
 
-/// The scores of every stair.
-template <int kN, int kV = 0>
-ONEPASS_INLINE void all_scores(const RowGroup& g, const KeyBlock& block, const Stairs<kN>& stairs, float* s,
-                               float* largest) {
-  const std::int64_t begin = kV == 0 ? 0 : stairs.end[max_of(kV - 1, 0)];
-  constexpr int kFirst = kV * kLanes;
-  if (begin < stairs.end[kV]) {
-    scores<kN - kV>(g.q_t + kFirst, block, begin, stairs.end[kV], s + kFirst, largest + kFirst);
-  }
-  if constexpr (kV + 1 < kN) all_scores<kN, kV + 1>(g, block, stairs, s, largest);
-}
-
 /// O^T = O^T * alpha + V^T P^T.
 template <int kN>
 __attribute__((noinline)) void weighted_sum(const RowGroup& g, const KeyBlock& block, const Stairs<kN>& stairs,
@@ -129,15 +150,15 @@ __attribute__((noinline)) void weighted_sum(const RowGroup& g, const KeyBlock& b
             acc[r][v] = g.fresh ? Vec{} : load(out + r * kWidth + v * kLanes) * load(alpha + v * kLanes);
           }
         }
-        stairs.for_keys([&](std::int64_t j, auto first) __attribute__((always_inline)) {
+        stairs.for_keys([&](std::int64_t j, auto first, auto last) __attribute__((always_inline)) {
           Vec weight[kN];
 #pragma GCC unroll 4
-          for (int v = first.value; v < kN; ++v) weight[v] = load(p + j * kWidth + v * kLanes);
+          for (int v = first.value; v < last.value; ++v) weight[v] = load(p + j * kWidth + v * kLanes);
 #pragma GCC unroll 16
           for (int r = 0; r < kM; ++r) {
             const Vec x = broadcast(values[j * block.v_row + r]);
 #pragma GCC unroll 4
-            for (int v = first.value; v < kN; ++v) acc[r][v] = multiply_add(x, weight[v], acc[r][v]);
+            for (int v = first.value; v < last.value; ++v) acc[r][v] += x * weight[v];
           }
         });
 #pragma GCC unroll 16
@@ -175,10 +196,10 @@ __attribute__((noinline)) void weighted_sum_guarded(const RowGroup& g, const Key
     for (std::int64_t c = 0; c < block.dim_v; ++c) {
       float* out = g.out_t + c * kWidth + v * kLanes;
       Vec acc = g.fresh ? Vec{} : load(out) * load(alpha + v * kLanes);
-      for (std::int64_t j = 0; j < stairs.end[v]; ++j) {
+      for (std::int64_t j = stairs.begin[v]; j < stairs.end[v]; ++j) {
         const std::int32_t key = static_cast<std::int32_t>(j);
         const Vec x = select((begin <= key) & (end > key), broadcast(block.v[j * block.v_row + c]), Vec{});
-        acc = multiply_add(x, load(p + j * kWidth + v * kLanes), acc);
+        acc += x * load(p + j * kWidth + v * kLanes);
       }
       store(out, acc);
     }
@@ -199,10 +220,10 @@ ONEPASS_INLINE void online_softmax(RowGroup& g, const KeyBlock& block, const Sta
     store(alpha + v * kLanes, exp2((before - reference[v]) * exponent));
     sum[v] = Vec{};
   }
-  stairs.for_keys([&](std::int64_t j, auto first) __attribute__((always_inline)) {
+  stairs.for_keys([&](std::int64_t j, auto first, auto last) __attribute__((always_inline)) {
     if (j < block.ahead) prefetch_row(block.v + (j + kBlockK) * block.v_row, block.dim_v);
 #pragma GCC unroll 4
-    for (int v = first.value; v < kN; ++v) {
+    for (int v = first.value; v < last.value; ++v) {
       float* at = s + j * kWidth + v * kLanes;
       const Vec p = exp2((load(at) - reference[v]) * exponent);
       sum[v] += p;
@@ -224,7 +245,10 @@ void attend_block(RowGroup& g, const KeyBlock& block, const HeadScore& h, const 
   alignas(64) float largest[kWidth], alpha[kWidth];
   for (int v = 0; v < kN; ++v) store(largest + v * kLanes, broadcast(-kInf));
 
-  all_scores<kN>(g, block, stairs, s, largest);
+  stairs.for_ranges([&](std::int64_t begin, std::int64_t end, auto first, auto last) __attribute__((always_inline)) {
+    constexpr int kFirst = first.value * kLanes;
+    if (begin < end) scores<last.value - first.value>(g.q_t + kFirst, block, begin, end, s + kFirst, largest + kFirst);
+  });
   if constexpr (kModified) {
     for (std::int64_t x = 0; x < block.keys * kWidth; x += kLanes) store(s + x, load(s + x) * units.score_scale);
     modify_scores(h, s, block.keys, g.i0, g.rows, block.j0);
@@ -233,8 +257,8 @@ void attend_block(RowGroup& g, const KeyBlock& block, const HeadScore& h, const 
   if (kModified || masked) {
     Vec top[kN];
     for (int v = 0; v < kN; ++v) top[v] = broadcast(-kInf);
-    stairs.for_keys([&](std::int64_t j, auto first) __attribute__((always_inline)) {
-      for (int v = first.value; v < kN; ++v) top[v] = max(top[v], load(s + j * kWidth + v * kLanes));
+    stairs.for_keys([&](std::int64_t j, auto first, auto last) __attribute__((always_inline)) {
+      for (int v = first.value; v < last.value; ++v) top[v] = max(top[v], load(s + j * kWidth + v * kLanes));
     });
     for (int v = 0; v < kN; ++v) store(largest + v * kLanes, top[v]);
   }
