@@ -41,7 +41,7 @@ struct Plan {
   std::size_t carve(const Problem& p, char* base, Scratch* s) const {
     std::size_t used = 0;
     const auto take = [&](std::int64_t count) {
-      float* at = reinterpret_cast<float*>(base + used);
+      float* at = base == nullptr ? nullptr : reinterpret_cast<float*>(base + used);
       used += static_cast<std::size_t>(round_up(count * 4, 64));
       return at;
     };
