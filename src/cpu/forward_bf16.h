@@ -50,7 +50,7 @@ struct ForwardPlan {
   std::size_t carve(char* base, Scratch* s) const {
     std::size_t used = 0;
     const auto take = [&](auto*& p, std::int64_t count) {
-      p = reinterpret_cast<decltype(p + 0)>(base + used);
+      p = base == nullptr ? nullptr : reinterpret_cast<decltype(p + 0)>(base + used);
       used += static_cast<std::size_t>(round_up(count * static_cast<std::int64_t>(sizeof *p), 64));
     };
     take(s->q, rows * round_up(dim, 32));
@@ -76,11 +76,11 @@ struct ForwardTask {
   const Sequence& sequence;
   std::int64_t b, head;
   std::int64_t i0, rows;
-  bool modified;
+  bool modified;  // scores in natural units
   RowGroup groups[kMostGroups];
 
   std::int64_t count() const { return ceil_div(rows, kWidth); }
-  float natural() const { return modified ? 1.0f : kLn2; }  // a reference's unit
+  float natural() const { return modified ? 1.0f : kLn2; }
 
   void begin_group(std::int64_t n) {
     RowGroup& g = groups[n];
@@ -98,6 +98,7 @@ struct ForwardTask {
     g.exact_sum = scratch.exact_sum + n * kWidth;
     for (std::int64_t i = 0; i < kWidth; ++i) g.reference[i] = i < g.rows ? -kInf : 0.0f;
     g.unset = true;
+    g.large = false;
     clear(g);
   }
 
@@ -156,10 +157,13 @@ struct ForwardTask {
         RowGroup& g = groups[n];
         const std::int64_t from = max_of(start, g.any.begin / kPiece * kPiece), to = min_of(end, g.any.end);
         if (from >= to) continue;
-        if (g.rows <= 16 && Tiles::kFewestVectors == 1) {
-          add<Tiles::kFewestVectors>(g, h, block, from, to);
-        } else if (g.rows <= 32) {
+        constexpr int kFewest = Tiles::kFewestVectors;
+        if (g.rows <= kFewest * kLanes) {
+          add<kFewest>(g, h, block, from, to);
+        } else if (g.rows <= 2 * kLanes) {
           add<2>(g, h, block, from, to);
+        } else if (g.rows <= 3 * kLanes && kFewest == 1) {
+          add<kFewest == 1 ? 3 : 4>(g, h, block, from, to);
         } else {
           add<4>(g, h, block, from, to);
         }
@@ -242,7 +246,8 @@ std::size_t forward_workspace_bf16(const Problem& problem, int threads) {
 template <class Tiles>
 void forward_bf16(const Problem& problem, const ForwardOperands& operands, const Launch& launch) {
   const ForwardPlan<Tiles> plan(problem, launch.threads);
-  const bool modified = problem.score.modified();
+  // Plain scores are scaled after they are masked, which only an ordinary, positive scale survives.
+  const bool plain = !problem.score.modified() && problem.score.scale > 0x1p-60 && problem.score.scale < 0x1p60;
   auto* queue = static_cast<Queue*>(launch.workspace);
   queue->next = 0;
   write_outside_rows(problem, operands.out, operands.lse);
@@ -259,17 +264,9 @@ void forward_bf16(const Problem& problem, const ForwardOperands& operands, const
       // The last rows first: under a causal mask they are the longest tasks.
       const Sequence& s = cursor.sequence;
       const std::int64_t i0 = (blocks(s) - 1 - task / problem.heads_q) * plan.rows;
-      ForwardTask<Tiles>{problem,
-                         operands,
-                         plan,
-                         scratch,
-                         s,
-                         cursor.b,
-                         task % problem.heads_q,
-                         i0,
-                         min_of(plan.rows, s.q_length - i0),
-                         modified,
-                         {}}
+      ForwardTask<Tiles>{
+          problem, operands, plan, scratch, s, cursor.b, task % problem.heads_q, i0, min_of(plan.rows, s.q_length - i0),
+          !plain,  {}}
           .run();
     }
   });

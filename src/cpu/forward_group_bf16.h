@@ -19,6 +19,10 @@ static_assert(kWidth == 64);
 /// A block's sum of weights above this, or NaN, asks for a new reference.
 inline constexpr float kSumLimit = 0x1p60f;
 
+/// A multiply-add takes a rounded reference from an exact product: from here on what is left over may be no weight of
+/// a row's maximum.
+inline constexpr float kLargeReference = 0x1p20f;
+
 /// Rows i0 ... i0 + rows - 1 of one head, one a lane, and their running results. Lanes at or past `rows` hold zeros.
 struct RowGroup {
   std::int64_t i0, rows;
@@ -29,6 +33,7 @@ struct RowGroup {
   float* sum;         // [kWidth] sum of the weights as rounded for the product with V: what O is divided by
   float* exact_sum;   // [kWidth] sum of the weights: for the LSE
   bool unset;         // some row has no reference yet
+  bool large;         // some row's reference is above kLargeReference
 };
 
 /// Memory of a worker for the group at hand.
@@ -59,6 +64,8 @@ struct GroupStep {
   const KeyBlock& block;
   bool exact;  // there is an LSE to write
 
+  // Weights of a piece are evenly spaced rows of the right operand.
+  static_assert(Tiles::kPiece <= 32 || Tiles::kRight.pair_group == 16 * Tiles::kRight.row);
   static constexpr float kBase = kModified ? kLog2e : 1.0f;  // natural or base-2 units to base 2
 
   struct Sums {
@@ -108,6 +115,29 @@ struct GroupStep {
       store(g.reference + x * kLanes, now);
       g.unset = g.unset || any(now == -kInf);
     }
+    mark_large();
+  }
+
+  ONEPASS_INLINE IntVec is_large(Vec reference) const {
+    const Vec magnitude = as_float(as_int(reference) & 0x7fffffff);
+    return kModified ? IntVec{} : (magnitude > kLargeReference) & (magnitude < kInf);
+  }
+  ONEPASS_INLINE void mark_large() const {
+    for (int x = 0; x < kN; ++x) g.large = g.large || any(is_large(load(g.reference + x * kLanes)));
+  }
+
+  /// Takes large references from the rounded products, so that the scores are what the multiply-add makes of them
+  /// without a reference.
+  __attribute__((noinline)) void subtract_large(std::int64_t keys, Vec (&reference)[kN]) const {
+    for (int x = 0; x < kN; ++x) {
+      const IntVec large = is_large(reference[x]);
+      for (std::int64_t j = 0; j < keys; ++j) {
+        float* s = scratch.s + j * kWidth + x * kLanes;
+        const Vec product = _mm512_mul_round_ps((__m512)load(s), (__m512)factor(), _MM_FROUND_CUR_DIRECTION);
+        store(s, select(large, (product - reference[x]) / factor(), load(s)));
+      }
+      reference[x] = select(large, Vec{}, reference[x]);
+    }
   }
 
   /// Makes weights of the scores at hand, [j, j + keys), in the place of the packed weights from `at` on.
@@ -118,6 +148,7 @@ struct GroupStep {
       const Vec r = load(g.reference + x * kLanes);
       reference[x] = select(r == -kInf, Vec{}, r);
     }
+    if (__builtin_expect(g.large, 0)) subtract_large(keys, reference);
     const auto weight = [&](const float* s, int x) __attribute__((always_inline)) {
       return exp2<true>(kModified ? (load(s + x * kLanes) - reference[x]) * kLog2e
                                   : load(s + x * kLanes) * f - reference[x]);
@@ -186,6 +217,7 @@ struct GroupStep {
       scale_by(g.exact_sum, shrink);
       for (std::int64_t c = 0; c < problem.head_dim_v; ++c) scale_by(g.out + c * kWidth, shrink);
     }
+    mark_large();
   }
 
   /// Adds the keys [begin, end) of the block.

@@ -133,6 +133,20 @@ TEST_P(ForwardBf16, RaisedReferences) {
   }
 }
 
+TEST_P(ForwardBf16, AnyScale) {
+  for (const double scale : {0.0, -0.0, -0.25, -30.0, 1e-30, -1e-30, 1e30, 1e3, 1e6, 1e9, 1e12, 1e20}) {
+    CaseSpec spec = base();
+    spec.scale = scale;
+    spec.head_dim = spec.head_dim_v = 48;
+    spec.seq_q = 90;
+    spec.seq_k = 500;
+    for (const bool causal : {false, true}) {
+      spec.causal = causal;
+      expect(spec);
+    }
+  }
+}
+
 TEST_P(ForwardBf16, SameBitsForAnyThreadCount) {
   for (const bool causal : {false, true}) {
     CaseSpec spec = base();
