@@ -77,13 +77,17 @@ inline void bias_gradient(const Backward& call, const Scratch& t, const BiasRegi
   for (std::int64_t b = item; b < (g.stride_batch != 0 ? item + 1 : problem.batch); ++b) {
     const Sequence sequence = problem.sequence(b);
     for (std::int64_t h = head; h < (g.stride_head != 0 ? head + 1 : problem.heads_q); ++h) {
-      // Columns count from the item's first key, keys from the sequence's.
-      for (std::int64_t c = c0; c < c1; c += block_k) {
-        const std::int64_t j = c - sequence.k_start;
-        const std::int64_t j0 = clamp_to<std::int64_t>(j, 0, sequence.k_length);
-        const std::int64_t j1 = clamp_to<std::int64_t>(min_of(c + block_k, c1) - sequence.k_start, 0, sequence.k_length);
-        add_bias_region(call, t, sequence, b, h, i0, min_of(i1, sequence.q_length), j0, j1,
-                        sum + (per_key ? (j0 - j) * kBlockQ : 0), per_key);
+      // Rows before columns where both are summed: then no sum depends on block_k, and so on the threads.
+      for (std::int64_t i = i0, step = per_key ? i1 - i0 : kBlockQ; i < i1; i += step) {
+        for (std::int64_t c = c0; c < c1; c += block_k) {
+          // Columns count from the item's first key, keys from the sequence's.
+          const std::int64_t j = c - sequence.k_start;
+          const std::int64_t j0 = clamp_to<std::int64_t>(j, 0, sequence.k_length);
+          const std::int64_t j1 =
+              clamp_to<std::int64_t>(min_of(c + block_k, c1) - sequence.k_start, 0, sequence.k_length);
+          add_bias_region(call, t, sequence, b, h, i, min_of(min_of(i + step, i1), sequence.q_length), j0, j1,
+                          sum + (per_key ? (j0 - j) * kBlockQ : 0), per_key);
+        }
       }
     }
   }

@@ -11,8 +11,9 @@ namespace {
 inline constexpr std::int64_t kBlockQ = 64, kPiece = 96;
 static_assert(kBlockQ % kWidth == 0 && kPiece % kRows == 0);
 
-/// Everything here follows from the problem's sizes, never from lengths in memory or, but for `workers`, from the
-/// number of threads: a workspace fits every content, results have the same bits for every thread count.
+/// Everything here follows from the problem's sizes and the number of threads, never from lengths in memory, so that a
+/// workspace fits every content. Results do not depend on block_k, bit for bit: every element of dQ, dK and dV is one
+/// sum in ascending order of keys or queries, wherever the blocks end.
 ///
 /// Workspace in bytes, each part rounded up to 64:
 ///   256                                counters of the task queues
@@ -46,23 +47,21 @@ inline BackwardPlan plan_backward(const Problem& problem, int threads) {
   p.modified = problem.score.modified();
   p.direct_dq = problem.dtype == DType::f32 && p.dim == problem.head_dim;
 
-  // K, V, dK, dV of a key block and Q, dO with their transposes stay in the second-level cache. Fewer keys a task where
-  // there would be less than 16 tasks.
+  // The larger the block, the rarer are Q and dO loaded and transposed: 384 keys gain 4 % over 192, 12 % over 96. Fewer
+  // where there would be less than four tasks for a thread.
   const std::int64_t dims = p.dim + p.dim_v;
-  p.block_k = dims <= 256 ? 192 : dims <= 768 ? 96 : 48;
-  const auto tasks = [&] {
-    const std::int64_t blocks = packed ? problem.total_k / p.block_k + problem.batch
-                                       : problem.batch * ceil_div(problem.seq_k, p.block_k);
-    return problem.heads_kv * blocks;
-  };
-  while (p.block_k > 48 && tasks() < 16) p.block_k /= 2;
-  p.block_k = clamp_to<std::int64_t>(round_up(problem.seq_k, kRows), kRows, p.block_k);
+  std::int64_t blocks_k = max_of<std::int64_t>(ceil_div(problem.seq_k, dims <= 512 ? 384 : 192), 1), tasks = 0;
+  for (;; blocks_k *= 2) {
+    p.block_k = max_of<std::int64_t>(round_up(ceil_div(problem.seq_k, blocks_k), kRows), kRows);
+    tasks = problem.heads_kv * (packed ? problem.total_k / p.block_k + problem.batch : problem.batch * blocks_k);
+    if (threads == 1 || tasks >= 4 * threads || p.block_k <= 48) break;
+  }
 
   // Waking a thread costs about 20 us: a million multiply-adds.
   const double pairs = static_cast<double>(problem.heads_q) * static_cast<double>(p.rows) *
                        static_cast<double>(problem.seq_k);
   const bool small = pairs * static_cast<double>(dims + 16) < 5e5;
-  p.workers = small ? 1 : static_cast<int>(clamp_to<std::int64_t>(tasks(), 1, max_of(threads, 1)));
+  p.workers = small ? 1 : static_cast<int>(clamp_to<std::int64_t>(tasks, 1, max_of(threads, 1)));
 
   const auto part = [&p](std::int64_t bytes) {
     const std::int64_t at = p.bytes;

@@ -23,44 +23,51 @@ ONEPASS_INLINE IntVec load_ints(const std::int32_t* p) { return as_int(load(rein
 
 // ---- C[rows][vectors] (+)= A B ----
 
+/// Sums start at 0 (fresh) or at C (onto) and take their products in ascending k, one fused operation each. chunks: sums
+/// of kChunk products, added up one after the other, which halves the rounding error of long sums or better.
+enum class Sum { fresh, onto, chunks };
 inline constexpr std::int64_t kChunk = 16;
 
-enum class Sum { fresh, onto, chunks };
-
-/// One group of kN vectors of columns. Sums start at 0 (fresh) or at C (onto) and take their products in ascending k, one
-/// fused operation each. chunks: sums of kChunk products, added up one after the other: half the rounding error or less.
+/// One group of kN vectors of columns.
 template <int kN, Sum kSum>
 ONEPASS_INLINE void multiply_columns(float* c, std::int64_t c_row, const float* a, std::int64_t a_row, std::int64_t a_k,
                                      const float* b, std::int64_t b_k, std::int64_t rows, std::int64_t depth) {
   for_row_tiles(rows, [&](std::int64_t m, auto count) {
+    constexpr int kM = decltype(count)::value;
     float* out = c + m * c_row;
     const float* in = a + m * a_row;
     const auto zero = [](int, int) { return Vec{}; };
-    const auto old = [&](int i, int j) { return load(out + i * c_row + j * kLanes); };
-    const auto put = [&](int i, int j, Vec x) { store(out + i * c_row + j * kLanes, x); };
-    constexpr int kM = decltype(count)::value;
-    if constexpr (kSum == Sum::fresh) {
-      product_tile<kM, kN>(in, a_row, a_k, b, b_k, depth, zero, put);
-    } else if constexpr (kSum == Sum::onto) {
-      product_tile<kM, kN>(in, a_row, a_k, b, b_k, depth, old, put);
-    } else {
-      product_tile<kM, kN>(in, a_row, a_k, b, b_k, min_of(depth, kChunk), zero, put);
-      for (std::int64_t k = kChunk; k < depth; k += kChunk) {
+    if constexpr (kSum == Sum::chunks) {
+      // As many totals as chunk sums, all in registers.
+      Vec total[kM][kN]{};
+      for (std::int64_t k = 0; k < depth; k += kChunk) {
         product_tile<kM, kN>(in + k * a_k, a_row, a_k, b + k * b_k, b_k, min_of(depth - k, kChunk), zero,
-                             [&](int i, int j, Vec x) { put(i, j, old(i, j) + x); });
+                             [&](int i, int j, Vec x) { total[i][j] += x; });
       }
+#pragma GCC unroll 16
+      for (int i = 0; i < kM; ++i) {
+#pragma GCC unroll 8
+        for (int j = 0; j < kN; ++j) store(out + i * c_row + j * kLanes, total[i][j]);
+      }
+    } else {
+      product_tile<kM, kN>(
+          in, a_row, a_k, b, b_k, depth,
+          [&](int i, int j) { return kSum == Sum::onto ? load(out + i * c_row + j * kLanes) : Vec{}; },
+          [&](int i, int j, Vec x) { store(out + i * c_row + j * kLanes, x); });
     }
   });
 }
 
+/// Columns beside the widest group go by pairs of vectors and one by one.
 template <Sum kSum>
 [[gnu::noinline]] void multiply(float* c, std::int64_t c_row, const float* a, std::int64_t a_row, std::int64_t a_k,
                                 const float* b, std::int64_t b_k, std::int64_t rows, std::int64_t vectors,
                                 std::int64_t depth) {
-  for (; vectors >= kVectors; vectors -= kVectors, c += kWidth, b += kWidth) {
-    multiply_columns<kVectors, kSum>(c, c_row, a, a_row, a_k, b, b_k, rows, depth);
+  constexpr int kGroup = kSum == Sum::chunks ? 2 : kVectors;
+  for (; vectors >= kGroup; vectors -= kGroup, c += kGroup * kLanes, b += kGroup * kLanes) {
+    multiply_columns<kGroup, kSum>(c, c_row, a, a_row, a_k, b, b_k, rows, depth);
   }
-  if constexpr (kVectors > 2) {
+  if constexpr (kGroup > 2) {
     for (; vectors >= 2; vectors -= 2, c += 2 * kLanes, b += 2 * kLanes) {
       multiply_columns<2, kSum>(c, c_row, a, a_row, a_k, b, b_k, rows, depth);
     }
@@ -68,8 +75,8 @@ template <Sum kSum>
   if (vectors > 0) multiply_columns<1, kSum>(c, c_row, a, a_row, a_k, b, b_k, rows, depth);
 }
 
-/// The same sums over the visible pairs only: where a hidden factor is NaN or Inf, adding 0 times it would be wrong.
-/// visible(row, k).
+/// The same sums where the factor a is 0 in the hidden pairs and b may be NaN or Inf there: it counts as 0 then. The same
+/// bits as multiply gives with a 0 in that place. visible(row, k).
 template <class Visible>
 void multiply_visible(float* c, std::int64_t c_row, const float* a, std::int64_t a_row, std::int64_t a_k, const float* b,
                       std::int64_t b_k, std::int64_t rows, std::int64_t vectors, std::int64_t depth, bool accumulate,
@@ -78,7 +85,9 @@ void multiply_visible(float* c, std::int64_t c_row, const float* a, std::int64_t
     for (std::int64_t column = 0; column < vectors * kLanes; column += kLanes) {
       Vec sum = accumulate ? load(c + m * c_row + column) : Vec{};
       for (std::int64_t k = 0; k < depth; ++k) {
-        if (visible(m, k)) sum += broadcast(a[m * a_row + k * a_k]) * load(b + k * b_k + column);
+        const Vec x = load(b + k * b_k + column);
+        sum = multiply_add(broadcast(a[m * a_row + k * a_k]),
+                           visible(m, k) ? x : select(x * 0.0f == 0.0f, x, Vec{}), sum);
       }
       store(c + m * c_row + column, sum);
     }

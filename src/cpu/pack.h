@@ -118,17 +118,25 @@ ONEPASS_INLINE void transpose_block(const Vec (&in)[kLanes], Vec (&out)[kLanes])
 #endif
 }
 
-/// to[dim][width] = from[rows][pitch]^T * scale, 0 in the lanes from `rows` to width (a multiple of kLanes).
-/// Elements of `from` past dim are not used; from's rows may end there.
+/// to[dim][width] = from[rows][pitch]^T, 0 in the lanes from `rows` to width (a multiple of kLanes). Elements of `from`
+/// past dim are not used; from's rows may end there.
 inline void transpose_rows(float* to, std::int64_t width, const float* from, std::int64_t pitch, std::int64_t rows,
-                           std::int64_t dim, float scale = 1) {
+                           std::int64_t dim) {
   for (std::int64_t i = 0; i < width; i += kLanes) {
     for (std::int64_t c = 0; c < dim; c += kLanes) {
       Vec in[kLanes], out[kLanes];
       const std::int64_t columns = min_of<std::int64_t>(kLanes, dim - c);
+      if (columns == kLanes && i + kLanes <= rows) {  // unrolled, so that the block stays in registers
+#pragma GCC unroll 16
+        for (int r = 0; r < kLanes; ++r) in[r] = load(from + (i + r) * pitch + c);
+        transpose_block(in, out);
+#pragma GCC unroll 16
+        for (int x = 0; x < kLanes; ++x) store(to + (c + x) * width + i, out[x]);
+        continue;
+      }
       for (int r = 0; r < kLanes; ++r) {
         const float* p = from + (i + r) * pitch + c;
-        in[r] = i + r >= rows ? Vec{} : (columns == kLanes ? load(p) : load_part<StoreF32>(p, columns)) * scale;
+        in[r] = i + r >= rows ? Vec{} : columns == kLanes ? load(p) : load_part<StoreF32>(p, columns);
       }
       transpose_block(in, out);
       for (std::int64_t x = 0; x < columns; ++x) store(to + (c + x) * width + i, out[x]);
