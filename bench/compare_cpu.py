@@ -94,8 +94,10 @@ def rows_of(times, common, flops, read_bytes, kernel, gemm):
         median, best = statistics.median(ms), min(ms)
         row = {"party": name, "kernel": kernel if name == "onepass" else f"{name} sdpa", "backend": "cpu", **common,
                "ms_median": median, "ms_min": best, "ms_max": max(ms), "reps": len(ms),
-               "tflops": flops / median / 1e9 if flops else None, "gbps": read_bytes / median / 1e6 if read_bytes else None,
-               "tflops_best": flops / best / 1e9 if flops else None, "gbps_best": read_bytes / best / 1e6 if read_bytes else None}
+               "tflops": flops / median / 1e9 if flops else None,
+               "gbps": read_bytes / median / 1e6 if read_bytes else None,
+               "tflops_best": flops / best / 1e9 if flops else None,
+               "gbps_best": read_bytes / best / 1e6 if read_bytes else None}
         if name == "onepass":
             row["ratio"] = min(min(times[o]) for o in others) / best
             row["ratio_median"] = min(statistics.median(times[o]) for o in others) / median
@@ -201,7 +203,8 @@ def show(rows):
         unit, scale = ("gbps_best", 1) if row["pass"] == "decode" else ("tflops_best", 1e3)
         cells = "  ".join(f"{name} {scale * r[unit]:7.0f}" for name, r in rest.items())
         print(f"{row['dtype']:5}{row['pass']:7} d {row['head_dim']:<4} seq {row['seq_k']:<6}"
-              f"{'causal' if row['causal'] else '-':7} {cells}  x {row['ratio']:.2f} (medians {row['ratio_median']:.2f})",
+              f"{'causal' if row['causal'] else '-':7} {cells}  x {row['ratio']:.2f} "
+              f"(medians {row['ratio_median']:.2f})",
               flush=True)
 
 

@@ -29,7 +29,8 @@ def ours(report, which, dtype):
 
 def span(values, digits=0):
     low, high = min(values), max(values)
-    return f"{low:.{digits}f}" if f"{low:.{digits}f}" == f"{high:.{digits}f}" else f"{low:.{digits}f} – {high:.{digits}f}"
+    first, last = f"{low:.{digits}f}", f"{high:.{digits}f}"
+    return first if first == last else f"{first} – {last}"
 
 
 def summary(report):
@@ -42,7 +43,8 @@ def summary(report):
         else:
             rate = span([1e3 * r["tflops_best"] for r in rows]) + " GFLOP/s"
             share = span([100 * r["gemm_share"] for r in rows]) + " %"
-        lines.append([f"{PASSES[m['pass']]}, {DTYPES[m['dtype']]}", f"**{m['ratio_geomean']:.2f} ×**", f"{m['ratio_min']:.2f} ×",
+        lines.append([f"{PASSES[m['pass']]}, {DTYPES[m['dtype']]}", f"**{m['ratio_geomean']:.2f} ×**",
+                      f"{m['ratio_min']:.2f} ×",
                       rate, share])
     head = ["", "faster, geometric mean", "least", "rate", "of the matrix product's rate"]
     return title(report) + ":\n\n" + table(head, lines)

@@ -54,7 +54,8 @@ __attribute__((target("avx2"))) Sum read_avx2(const char* p, std::size_t bytes) 
     }
   }
   Sum total = read_words<0>(p + kStreams * part, bytes - kStreams * part);
-  for (int s = 0; s < kStreams; ++s) total ^= static_cast<Sum>(_mm256_extract_epi64(_mm256_xor_si256(sum[s][0], sum[s][1]), 0));
+  for (int s = 0; s < kStreams; ++s)
+    total ^= static_cast<Sum>(_mm256_extract_epi64(_mm256_xor_si256(sum[s][0], sum[s][1]), 0));
   return total;
 }
 
@@ -114,7 +115,8 @@ double read_once(const ReadKernel& kernel, const std::vector<ReadRegion>& region
     if (whole.row_bytes == whole.stride) whole = {region.data, region.rows * region.row_bytes / 64, 64, 64};
     const std::size_t step = max_of<std::size_t>(1, kPiece / whole.row_bytes);
     for (std::size_t row = 0; row < whole.rows; row += step) {
-      pieces.push_back({whole.data + row * whole.stride, min_of(step, whole.rows - row), whole.row_bytes, whole.stride});
+      pieces.push_back(
+          {whole.data + row * whole.stride, min_of(step, whole.rows - row), whole.row_bytes, whole.stride});
     }
   }
   std::atomic<std::size_t> next{0};
@@ -129,7 +131,8 @@ double read_once(const ReadKernel& kernel, const std::vector<ReadRegion>& region
         if (piece.row_bytes == piece.stride) {
           mine ^= kernel.read(piece.data, piece.rows * piece.row_bytes);
         } else {
-          for (std::size_t row = 0; row < piece.rows; ++row) mine ^= kernel.read(piece.data + row * piece.stride, piece.row_bytes);
+          for (std::size_t row = 0; row < piece.rows; ++row)
+            mine ^= kernel.read(piece.data + row * piece.stride, piece.row_bytes);
         }
       }
     }
