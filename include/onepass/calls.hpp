@@ -48,8 +48,15 @@ class Operand {
 /// onepass_options_t of `options`, and the descriptors it points to.
 struct COptions {
   explicit COptions(const Options& o)
-      : cu_seqlens_q(o.cu_seqlens_q), cu_seqlens_k(o.cu_seqlens_k), q_length(o.q_length), k_start(o.k_start),
-        k_length(o.k_length), q_position(o.q_position), alibi_slopes(o.alibi_slopes), bias(o.bias), sinks(o.sinks),
+      : cu_seqlens_q(o.cu_seqlens_q),
+        cu_seqlens_k(o.cu_seqlens_k),
+        q_length(o.q_length),
+        k_start(o.k_start),
+        k_length(o.k_length),
+        q_position(o.q_position),
+        alibi_slopes(o.alibi_slopes),
+        bias(o.bias),
+        sinks(o.sinks),
         dropout_state(o.dropout_state) {
     c.causal = o.causal;
     c.align = static_cast<std::int32_t>(o.align);
@@ -66,8 +73,7 @@ struct COptions {
   }
   COptions(const COptions&) = delete;
 
-  Operand cu_seqlens_q, cu_seqlens_k, q_length, k_start, k_length, q_position, alibi_slopes, bias, sinks,
-      dropout_state;
+  Operand cu_seqlens_q, cu_seqlens_k, q_length, k_start, k_length, q_position, alibi_slopes, bias, sinks, dropout_state;
   onepass_options_t c = ONEPASS_OPTIONS_INIT;
 };
 
@@ -176,7 +182,9 @@ inline std::vector<onepass_kernel_info_t> kernels() {
   return list;
 }
 
-inline const char* version() { return onepass_version(); }
+inline const char* version() {
+  return onepass_version();
+}
 
 }  // namespace v0
 }  // namespace onepass

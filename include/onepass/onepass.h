@@ -78,13 +78,13 @@ typedef struct {
   double softcap;               /* 0: none */
   const DLTensor* alibi_slopes; /* float32 (heads_q) or (batch, heads_q): adds -slope * |p(i) - j| */
   const DLTensor* bias;         /* float, broadcastable to (batch, heads_q, seq_q, seq_k), added after the cap */
-  const DLTensor* sinks;        /* float (heads_q): one more logit a row, neither scaled nor capped, carrying no value */
+  const DLTensor* sinks; /* float (heads_q): one more logit a row, neither scaled nor capped, carrying no value */
 
   /* Dropout on the probabilities: Philox4x32-7, the same mask on every backend; lse is undropped. */
   double dropout_p;
   uint64_t dropout_seed;
-  uint64_t dropout_offset;        /* below 2^32 */
-  const DLTensor* dropout_state;  /* int64 (2): seed and offset in device memory; replaces the two above */
+  uint64_t dropout_offset;       /* below 2^32 */
+  const DLTensor* dropout_state; /* int64 (2): seed and offset in device memory; replaces the two above */
 
   /* Execution. */
   int32_t deterministic; /* -1: the kernel's documented default; 0; 1: the same bits in every run */
@@ -94,10 +94,10 @@ typedef struct {
   void* stream;          /* CUDA: cudaStream_t */
 } onepass_options_t;
 
-#define ONEPASS_OPTIONS_INIT                                                                                       \
-  {                                                                                                                \
+#define ONEPASS_OPTIONS_INIT                                                                                        \
+  {                                                                                                                 \
     sizeof(onepass_options_t), 0, ONEPASS_BOTTOM_RIGHT, -1, -1, NULL, NULL, 0, 0, NULL, NULL, NULL, NULL, NAN, 0.0, \
-        NULL, NULL, NULL, 0.0, 0, 0, NULL, -1, 0, 0, NULL, NULL                                                    \
+        NULL, NULL, NULL, 0.0, 0, 0, NULL, -1, 0, 0, NULL, NULL                                                     \
   }
 
 /* out = attention(q, k, v). */
@@ -161,10 +161,8 @@ typedef struct {
   size_t workspace_size;
 } onepass_decode_args_t;
 
-#define ONEPASS_DECODE_ARGS_INIT                                                                      \
-  {                                                                                                   \
-    sizeof(onepass_decode_args_t), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0 \
-  }
+#define ONEPASS_DECODE_ARGS_INIT \
+  { sizeof(onepass_decode_args_t), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0 }
 
 /* Merge of two partial results over disjoint sets of keys of the same queries:
  * lse = log(exp(lse_a) + exp(lse_b)), out = exp(lse_a - lse) out_a + exp(lse_b - lse) out_b.
@@ -190,9 +188,9 @@ typedef struct {
   const char* backend; /* "cpu" or "cuda" */
   const char* arch;    /* instruction set or compute capability */
   onepass_pass_t pass;
-  const char* dtypes;         /* "f32 f16" */
-  int64_t max_head_dim;       /* the largest head_dim and head_dim_v */
-  int32_t available;          /* 1: this machine can run it */
+  const char* dtypes;   /* "f32 f16" */
+  int64_t max_head_dim; /* the largest head_dim and head_dim_v */
+  int32_t available;    /* 1: this machine can run it */
 } onepass_kernel_info_t;
 
 #define ONEPASS_KERNEL_INFO_INIT \

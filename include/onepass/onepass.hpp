@@ -45,17 +45,29 @@ struct bfloat16 {
 template <class T>
 struct ElementType;
 template <>
-struct ElementType<float> { static constexpr DLDataType value{kDLFloat, 32, 1}; };
+struct ElementType<float> {
+  static constexpr DLDataType value{kDLFloat, 32, 1};
+};
 template <>
-struct ElementType<double> { static constexpr DLDataType value{kDLFloat, 64, 1}; };
+struct ElementType<double> {
+  static constexpr DLDataType value{kDLFloat, 64, 1};
+};
 template <>
-struct ElementType<float16> { static constexpr DLDataType value{kDLFloat, 16, 1}; };
+struct ElementType<float16> {
+  static constexpr DLDataType value{kDLFloat, 16, 1};
+};
 template <>
-struct ElementType<bfloat16> { static constexpr DLDataType value{kDLBfloat, 16, 1}; };
+struct ElementType<bfloat16> {
+  static constexpr DLDataType value{kDLBfloat, 16, 1};
+};
 template <>
-struct ElementType<std::int32_t> { static constexpr DLDataType value{kDLInt, 32, 1}; };
+struct ElementType<std::int32_t> {
+  static constexpr DLDataType value{kDLInt, 32, 1};
+};
 template <>
-struct ElementType<std::int64_t> { static constexpr DLDataType value{kDLInt, 64, 1}; };
+struct ElementType<std::int64_t> {
+  static constexpr DLDataType value{kDLInt, 64, 1};
+};
 
 /// Somebody else's array: address, type, sizes and strides, by value. Does not own the elements.
 class View {

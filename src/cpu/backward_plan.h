@@ -19,7 +19,8 @@ static_assert(kBlockQ % kWidth == 0 && kPiece % kRows == 0);
 ///   256                                counters of the task queues
 /// + 4 heads_q blocks_q                 tickets: whose turn it is to add to a block's dQ
 /// + 4 heads_q rows                     D
-/// + 4 heads_q rows dim                 dQ, unless grad_q itself can hold it: float32 and head_dim a multiple of a vector
+/// + 4 heads_q rows dim                 dQ, unless grad_q itself can hold it: float32 and head_dim a multiple of a
+/// vector
 /// + 4 workers (2 block_k (dim + dim_v) + 128 (dim + dim_v) + 64 block_k + 6144 or, with score modifiers, 18432)
 /// rows = batch seq_q, packed total_q; blocks_q <= rows / 64 + batch; dim, dim_v: head_dim, head_dim_v rounded up to a
 /// vector; workers <= threads. Linear in tokens.
@@ -34,7 +35,8 @@ struct BackwardPlan {
 };
 
 ONEPASS_INLINE std::int64_t scratch_floats(const BackwardPlan& p) {
-  return (2 * p.block_k + 2 * kBlockQ) * (p.dim + p.dim_v) + p.block_k * kBlockQ + (p.modified ? 3 : 1) * kPiece * kBlockQ;
+  return (2 * p.block_k + 2 * kBlockQ) * (p.dim + p.dim_v) + p.block_k * kBlockQ +
+         (p.modified ? 3 : 1) * kPiece * kBlockQ;
 }
 
 inline BackwardPlan plan_backward(const Problem& problem, int threads) {
@@ -58,8 +60,8 @@ inline BackwardPlan plan_backward(const Problem& problem, int threads) {
   }
 
   // Waking a thread costs about 20 us: a million multiply-adds.
-  const double pairs = static_cast<double>(problem.heads_q) * static_cast<double>(p.rows) *
-                       static_cast<double>(problem.seq_k);
+  const double pairs =
+      static_cast<double>(problem.heads_q) * static_cast<double>(p.rows) * static_cast<double>(problem.seq_k);
   const bool small = pairs * static_cast<double>(dims + 16) < 5e5;
   p.workers = small ? 1 : static_cast<int>(clamp_to<std::int64_t>(tasks, 1, max_of(threads, 1)));
 
@@ -79,13 +81,13 @@ inline BackwardPlan plan_backward(const Problem& problem, int threads) {
 
 /// One worker's tiles. K, V and their gradients belong to the key block, the rest to the query block or the piece.
 struct Scratch {
-  float *k, *v;            // [block_k][dim], [block_k][dim_v], zeros behind head_dim
-  float *dk, *dv;          // the same
-  float *q, *dout;         // [kBlockQ][dim], [kBlockQ][dim_v]
-  float *q_t, *dout_t;     // [dim][kBlockQ], [dim_v][kBlockQ]
-  float* ds;               // [block_k][kBlockQ]: dP^T, then dS^T
-  float* p;                // [kPiece][kBlockQ]: S^T, then P^T
-  float *cap_slope, *keep; // [kPiece][kBlockQ]: the softcap's derivative, dropout's factor
+  float *k, *v;             // [block_k][dim], [block_k][dim_v], zeros behind head_dim
+  float *dk, *dv;           // the same
+  float *q, *dout;          // [kBlockQ][dim], [kBlockQ][dim_v]
+  float *q_t, *dout_t;      // [dim][kBlockQ], [dim_v][kBlockQ]
+  float* ds;                // [block_k][kBlockQ]: dP^T, then dS^T
+  float* p;                 // [kPiece][kBlockQ]: S^T, then P^T
+  float *cap_slope, *keep;  // [kPiece][kBlockQ]: the softcap's derivative, dropout's factor
 };
 
 inline Scratch make_scratch(const BackwardPlan& plan, void* workspace, int worker) {

@@ -1,4 +1,5 @@
-// The backward's work on rows: D before the tiles, gradients of the sinks, blocks of query rows made ready for products.
+// The backward's work on rows: D before the tiles, gradients of the sinks, blocks of query rows made ready for
+// products.
 #pragma once
 
 #include "cpu/backward_tile.h"
@@ -27,7 +28,8 @@ struct Backward {
   /// The ticket of query block `block` of a sequence. Blocks of packed sequences are numbered by their first row and
   /// sequence, so that every number is used once and stays below plan.blocks_q.
   std::int32_t* ticket(const Sequence& sequence, std::int64_t b, std::int64_t head, std::int64_t block) const {
-    const std::int64_t first = problem.mask.varlen ? sequence.q_row / kBlockQ + b : b * ceil_div(problem.seq_q, kBlockQ);
+    const std::int64_t first =
+        problem.mask.varlen ? sequence.q_row / kBlockQ + b : b * ceil_div(problem.seq_q, kBlockQ);
     return reinterpret_cast<std::int32_t*>(workspace + plan.tickets) + head * plan.blocks_q + first + block;
   }
   Scratch scratch(int worker) const { return make_scratch(plan, workspace, worker); }
@@ -67,7 +69,8 @@ inline void prepare_rows(const Backward& call, const Scratch& t, const Sequence&
 
 /// Query rows of the block with their transposes, lse, D, and what they see of the keys [j0, j0 + keys).
 inline void load_query_block(const Backward& call, const Scratch& t, const Sequence& sequence, std::int64_t b,
-                             std::int64_t head, std::int64_t i0, std::int64_t j0, std::int64_t keys, QueryBlock& block) {
+                             std::int64_t head, std::int64_t i0, std::int64_t j0, std::int64_t keys,
+                             QueryBlock& block) {
   const Problem& problem = call.problem;
   const std::int64_t rows = min_of(kBlockQ, sequence.q_length - i0), seq = sequence.q_row + i0;
   block.i0 = i0;
@@ -117,8 +120,9 @@ inline void sink_gradient(const Backward& call, std::int64_t head) {
   for (std::int64_t b = 0; b < call.problem.batch; ++b) {
     if (per_item) sum = 0;
     add_sink_gradient(call, head, b, sum);
-    if (per_item) store_float(gradient.data, gradient.dtype, b * gradient.stride_batch + head * gradient.stride_head,
-                              static_cast<float>(sum));
+    if (per_item)
+      store_float(gradient.data, gradient.dtype, b * gradient.stride_batch + head * gradient.stride_head,
+                  static_cast<float>(sum));
   }
   if (!per_item) store_float(gradient.data, gradient.dtype, head * gradient.stride_head, static_cast<float>(sum));
 }

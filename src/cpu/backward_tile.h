@@ -12,19 +12,22 @@ namespace {
 /// The query rows of one tile and what they see of the key block.
 struct QueryBlock {
   std::int64_t i0 = 0, rows = 0;
-  bool masked = false;  // some pair is hidden: outside the mask, or the row has lse -inf
-  bool finite = true;   // q and dout hold no NaN or Inf; known only if masked
+  bool masked = false;           // some pair is hidden: outside the mask, or the row has lse -inf
+  bool finite = true;            // q and dout hold no NaN or Inf; known only if masked
   alignas(64) float l[kBlockQ];  // lse; +inf where nothing is to be seen, so that P = 0
   alignas(64) float d[kBlockQ];
-  alignas(64) std::int32_t lo[kBlockQ], hi[kBlockQ];  // if masked: row sees keys lo <= j < hi, counted from the block's first
+  alignas(64) std::int32_t lo[kBlockQ],
+      hi[kBlockQ];  // if masked: row sees keys lo <= j < hi, counted from the block's first
 };
 
-ONEPASS_INLINE IntVec load_ints(const std::int32_t* p) { return as_int(load(reinterpret_cast<const float*>(p))); }
+ONEPASS_INLINE IntVec load_ints(const std::int32_t* p) {
+  return as_int(load(reinterpret_cast<const float*>(p)));
+}
 
 // ---- C[rows][vectors] (+)= A B ----
 
-/// Sums start at 0 (fresh) or at C (onto) and take their products in ascending k, one fused operation each. chunks: sums
-/// of kChunk products, added up one after the other, which halves the rounding error of long sums or better.
+/// Sums start at 0 (fresh) or at C (onto) and take their products in ascending k, one fused operation each. chunks:
+/// sums of kChunk products, added up one after the other, which halves the rounding error of long sums or better.
 enum class Sum { fresh, onto, chunks };
 inline constexpr std::int64_t kChunk = 16;
 
@@ -75,19 +78,19 @@ template <Sum kSum>
   if (vectors > 0) multiply_columns<1, kSum>(c, c_row, a, a_row, a_k, b, b_k, rows, depth);
 }
 
-/// The same sums where the factor a is 0 in the hidden pairs and b may be NaN or Inf there: it counts as 0 then. The same
-/// bits as multiply gives with a 0 in that place. visible(row, k).
+/// The same sums where the factor a is 0 in the hidden pairs and b may be NaN or Inf there: it counts as 0 then. The
+/// same bits as multiply gives with a 0 in that place. visible(row, k).
 template <class Visible>
-void multiply_visible(float* c, std::int64_t c_row, const float* a, std::int64_t a_row, std::int64_t a_k, const float* b,
-                      std::int64_t b_k, std::int64_t rows, std::int64_t vectors, std::int64_t depth, bool accumulate,
-                      Visible&& visible) {
+void multiply_visible(float* c, std::int64_t c_row, const float* a, std::int64_t a_row, std::int64_t a_k,
+                      const float* b, std::int64_t b_k, std::int64_t rows, std::int64_t vectors, std::int64_t depth,
+                      bool accumulate, Visible&& visible) {
   for (std::int64_t m = 0; m < rows; ++m) {
     for (std::int64_t column = 0; column < vectors * kLanes; column += kLanes) {
       Vec sum = accumulate ? load(c + m * c_row + column) : Vec{};
       for (std::int64_t k = 0; k < depth; ++k) {
         const Vec x = load(b + k * b_k + column);
-        sum = multiply_add(broadcast(a[m * a_row + k * a_k]),
-                           visible(m, k) ? x : select(x * 0.0f == 0.0f, x, Vec{}), sum);
+        sum = multiply_add(broadcast(a[m * a_row + k * a_k]), visible(m, k) ? x : select(x * 0.0f == 0.0f, x, Vec{}),
+                           sum);
       }
       store(c + m * c_row + column, sum);
     }
@@ -161,8 +164,9 @@ inline void score_piece(const BackwardPlan& plan, const Problem& problem, const 
 }
 
 /// dV and dK of the key block, all but dQ of the tile; leaves dS^T of the keys [begin, end) in t.ds.
-inline void add_key_gradients(const BackwardPlan& plan, const Problem& problem, const Scratch& t, const QueryBlock& block,
-                              const HeadScore& h, std::int64_t j0, std::int64_t begin, std::int64_t end) {
+inline void add_key_gradients(const BackwardPlan& plan, const Problem& problem, const Scratch& t,
+                              const QueryBlock& block, const HeadScore& h, std::int64_t j0, std::int64_t begin,
+                              std::int64_t end) {
   for (std::int64_t key = begin; key < end; key += kPiece) {
     const std::int64_t keys = min_of(kPiece, end - key);
     float* ds = t.ds + key * kBlockQ;
@@ -172,7 +176,9 @@ inline void add_key_gradients(const BackwardPlan& plan, const Problem& problem, 
       multiply<Sum::onto>(dv, plan.dim_v, t.p, kBlockQ, 1, t.dout, plan.dim_v, keys, plan.dim_v / kLanes, block.rows);
       multiply<Sum::onto>(dk, plan.dim, ds, kBlockQ, 1, t.q, plan.dim, keys, plan.dim / kLanes, block.rows);
     } else {
-      const auto visible = [&](std::int64_t j, std::int64_t i) { return block.lo[i] <= key + j && key + j < block.hi[i]; };
+      const auto visible = [&](std::int64_t j, std::int64_t i) {
+        return block.lo[i] <= key + j && key + j < block.hi[i];
+      };
       multiply_visible(dv, plan.dim_v, t.p, kBlockQ, 1, t.dout, plan.dim_v, keys, plan.dim_v / kLanes, block.rows, true,
                        visible);
       multiply_visible(dk, plan.dim, ds, kBlockQ, 1, t.q, plan.dim, keys, plan.dim / kLanes, block.rows, true, visible);
@@ -189,8 +195,9 @@ inline void add_query_gradient(const BackwardPlan& plan, const Scratch& t, const
     (accumulate ? multiply<Sum::onto> : multiply<Sum::fresh>)(dq, dq_row, ds, 1, kBlockQ, k, plan.dim, block.rows,
                                                               plan.dim / kLanes, end - begin);
   } else {
-    multiply_visible(dq, dq_row, ds, 1, kBlockQ, k, plan.dim, block.rows, plan.dim / kLanes, end - begin, accumulate,
-                     [&](std::int64_t i, std::int64_t j) { return block.lo[i] <= begin + j && begin + j < block.hi[i]; });
+    multiply_visible(
+        dq, dq_row, ds, 1, kBlockQ, k, plan.dim, block.rows, plan.dim / kLanes, end - begin, accumulate,
+        [&](std::int64_t i, std::int64_t j) { return block.lo[i] <= begin + j && begin + j < block.hi[i]; });
   }
 }
 

@@ -39,11 +39,14 @@ struct PairScores {
     };
     const std::int64_t whole = dim / 32 * 32, rest = dim - whole;
     for (std::int64_t c = 0; c < whole; c += 32) {
-      add(c, [](const Bf16* p) __attribute__((always_inline)) { return _mm512_loadu_si512(p); });
+      add(
+          c, [](const Bf16* p) __attribute__((always_inline)) { return _mm512_loadu_si512(p); });
     }
     if (rest != 0) {
       const __mmask32 counted = static_cast<__mmask32>((std::uint32_t{1} << rest) - 1);
-      add(whole, [counted](const Bf16* p) __attribute__((always_inline)) { return _mm512_maskz_loadu_epi16(counted, p); });
+      add(
+          whole, [counted](const Bf16* p)
+                     __attribute__((always_inline)) { return _mm512_maskz_loadu_epi16(counted, p); });
     }
     store_scores<kR>(s, acc, scale);
   }

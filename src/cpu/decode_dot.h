@@ -94,15 +94,18 @@ struct FloatScores {
     };
     const std::int64_t rest = dim % kLanes, whole = dim - rest;
     for (std::int64_t c = 0; c < whole; c += kLanes) {
-      add(c, [c](const Element* p) __attribute__((always_inline)) { return load_as_float<Store>(p + c); });
+      add(
+          c, [c](const Element* p) __attribute__((always_inline)) { return load_as_float<Store>(p + c); });
     }
     if (rest != 0 && whole != 0) {
       const IntVec counted = lane_index() >= static_cast<std::int32_t>(kLanes - rest);
-      add(whole, [dim, counted](const Element* p) __attribute__((always_inline)) {
-        return as_float(as_int(load_as_float<Store>(p + dim - kLanes)) & counted);
-      });
+      add(
+          whole, [ dim, counted ](const Element* p) __attribute__((always_inline)) {
+            return as_float(as_int(load_as_float<Store>(p + dim - kLanes)) & counted);
+          });
     } else if (rest != 0) {
-      add(0, [rest](const Element* p) __attribute__((always_inline)) { return load_part<Store>(p, rest); });
+      add(
+          0, [rest](const Element* p) __attribute__((always_inline)) { return load_part<Store>(p, rest); });
     }
     store_scores<kR>(s, acc, scale);
   }
@@ -189,7 +192,8 @@ inline void value_rows(const typename Store::Element* v, std::int64_t stride, co
     constexpr int kN = decltype(size)::value;
     const std::int64_t first = columns.at(n);
     if constexpr (kN <= kMost) {
-      value_tile<Store, kR, kN>(v + first, stride, columns.at(n + kN - 1) - first, keys, p, o + n * kLanes, o_row, ahead);
+      value_tile<Store, kR, kN>(v + first, stride, columns.at(n + kN - 1) - first, keys, p, o + n * kLanes, o_row,
+                                ahead);
     }
     n += kN;
     ahead.bytes = 0;

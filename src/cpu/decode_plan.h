@@ -15,8 +15,8 @@ inline constexpr std::int64_t kStepKeys = 32;
 /// Floats from one row of scores to the next: a step may write up to kLanes keys past the tile.
 inline constexpr std::int64_t kScoreRow = kTileKeys + kLanes;
 
-/// A task is a chunk of keys for up to 32 packed rows of one sequence and KV head; it leaves a partial result (m, l, O).
-/// Chunks follow from the problem's sizes alone and are merged in order, so the number of threads changes no bit.
+/// A task is a chunk of keys for up to 32 packed rows of one sequence and KV head; it leaves a partial result (m, l,
+/// O). Chunks follow from the problem's sizes alone and are merged in order, so the number of threads changes no bit.
 ///
 /// Workspace in bytes, each part rounded up to 64, with R = seq_q heads_q / heads_kv packed rows, in T = ceil(R / 32)
 /// tasks of r <= 32 rows, and chunks of C keys, C = 256 max(T, ceil(seq_k / 131072)):
@@ -28,13 +28,13 @@ inline constexpr std::int64_t kScoreRow = kTileKeys + kLanes;
 /// dim, dim_v: head_dim, head_dim_v rounded up to a vector; workers <= threads. r / C <= 1/8, so that partial results
 /// take at most half a byte for each element of V.
 struct DecodePlan {
-  std::int64_t rows = 0;        // R
-  std::int64_t task_rows = 0;   // r, a multiple of 4
-  std::int64_t row_tasks = 0;   // T
-  std::int64_t chunk = 0;       // C
-  std::int64_t chunks = 0;      // of one head and row task: all items
+  std::int64_t rows = 0;       // R
+  std::int64_t task_rows = 0;  // r, a multiple of 4
+  std::int64_t row_tasks = 0;  // T
+  std::int64_t chunk = 0;      // C
+  std::int64_t chunks = 0;     // of one head and row task: all items
   std::int64_t dim = 0, dim_v = 0;
-  std::int64_t partial = 0;     // floats of one: m[r], l[r], O[r][dim_v]
+  std::int64_t partial = 0;  // floats of one: m[r], l[r], O[r][dim_v]
   int workers = 1;
   std::int64_t first_task = 0, left = 0, partials = 0, scratch = 0, scratch_each = 0, bytes = 0;  // in bytes
 };
@@ -45,7 +45,8 @@ inline DecodePlan plan_decode(const Problem& problem, int threads) {
   p.rows = problem.seq_q * problem.group();
   p.row_tasks = ceil_div(p.rows, kTaskRows);
   p.task_rows = p.row_tasks > 0 ? round_up(ceil_div(p.rows, p.row_tasks), 4) : 0;
-  p.chunk = kTileKeys * max_of<std::int64_t>(max_of<std::int64_t>(p.row_tasks, 1), ceil_div(problem.seq_k, 512 * kTileKeys));
+  p.chunk =
+      kTileKeys * max_of<std::int64_t>(max_of<std::int64_t>(p.row_tasks, 1), ceil_div(problem.seq_k, 512 * kTileKeys));
   const std::int64_t item_chunks = max_of<std::int64_t>(1, ceil_div(problem.seq_k, p.chunk));
   p.chunks = packed ? problem.total_k / p.chunk + problem.batch : problem.batch * item_chunks;
   p.dim = round_up(problem.head_dim, 2 * kLanes);
@@ -54,10 +55,11 @@ inline DecodePlan plan_decode(const Problem& problem, int threads) {
 
   // Waking a thread costs about 20 us.
   const double tasks = static_cast<double>(problem.heads_kv * p.row_tasks) * static_cast<double>(p.chunks);
-  const double elements = static_cast<double>(problem.heads_kv * (packed ? problem.total_k : problem.batch * problem.seq_k)) *
-                          static_cast<double>(problem.head_dim + problem.head_dim_v);
-  const bool small = elements * static_cast<double>(dtype_size(problem.dtype)) < 4e5 &&
-                     elements * static_cast<double>(p.rows) < 6e5;
+  const double elements =
+      static_cast<double>(problem.heads_kv * (packed ? problem.total_k : problem.batch * problem.seq_k)) *
+      static_cast<double>(problem.head_dim + problem.head_dim_v);
+  const bool small =
+      elements * static_cast<double>(dtype_size(problem.dtype)) < 4e5 && elements * static_cast<double>(p.rows) < 6e5;
   p.workers = small ? 1 : max_of(threads, 1);
   if (tasks < p.workers) p.workers = max_of(1, static_cast<int>(tasks));
 
@@ -76,9 +78,9 @@ inline DecodePlan plan_decode(const Problem& problem, int threads) {
 
 /// One worker's tiles.
 struct DecodeScratch {
-  void* q;      // [kTaskRows][dim] float32, or bfloat16
-  float* s;     // [kTaskRows][kScoreRow]: scores, then weights
-  float* row;   // [dim_v]
+  void* q;     // [kTaskRows][dim] float32, or bfloat16
+  float* s;    // [kTaskRows][kScoreRow]: scores, then weights
+  float* row;  // [dim_v]
 };
 
 /// A call and its parts of the workspace.
@@ -90,13 +92,14 @@ struct Decode {
 
   std::int64_t* first_task() const { return reinterpret_cast<std::int64_t*>(workspace + plan.first_task); }
   std::int32_t* left(std::int64_t b, std::int64_t kv_head, std::int64_t row_task) const {
-    return reinterpret_cast<std::int32_t*>(workspace + plan.left) +
-           (b * problem.heads_kv + kv_head) * plan.row_tasks + row_task;
+    return reinterpret_cast<std::int32_t*>(workspace + plan.left) + (b * problem.heads_kv + kv_head) * plan.row_tasks +
+           row_task;
   }
   /// Chunks of packed sequences are numbered by their first key and sequence, so that every number is used once.
   float* partial(const Sequence& sequence, std::int64_t b, std::int64_t kv_head, std::int64_t row_task,
                  std::int64_t chunk) const {
-    const std::int64_t first = problem.mask.varlen ? sequence.k_row / plan.chunk + b : b * (plan.chunks / problem.batch);
+    const std::int64_t first =
+        problem.mask.varlen ? sequence.k_row / plan.chunk + b : b * (plan.chunks / problem.batch);
     return reinterpret_cast<float*>(workspace + plan.partials) +
            ((kv_head * plan.row_tasks + row_task) * plan.chunks + first + chunk) * plan.partial;
   }

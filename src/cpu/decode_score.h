@@ -13,8 +13,12 @@ struct RowState {
 };
 
 /// What scores are subtracted from: 0 for a row that has seen only -inf, which keeps its weights 0.
-ONEPASS_INLINE float softmax_base(float m) { return m == -kInf ? 0.0f : m; }
-ONEPASS_INLINE float exp_of(float x) { return exp(broadcast(x))[0]; }
+ONEPASS_INLINE float softmax_base(float m) {
+  return m == -kInf ? 0.0f : m;
+}
+ONEPASS_INLINE float exp_of(float x) {
+  return exp(broadcast(x))[0];
+}
 
 ONEPASS_INLINE float max_of_lanes(Vec x) {
 #if defined(__AVX512F__)
@@ -46,7 +50,8 @@ inline void modify_row(const HeadScore& h, float* s, std::int64_t i, std::int64_
   if (h.slope != 0) {
     for (std::int64_t j = first; j < end; j += kLanes) {
       // Distances past 2^24 are rounded, as any float32 formula does.
-      const Vec distance = static_cast<float>(i + h.sequence->position - (j0 + j)) - __builtin_convertvector(lane_index(), Vec);
+      const Vec distance =
+          static_cast<float>(i + h.sequence->position - (j0 + j)) - __builtin_convertvector(lane_index(), Vec);
       store(s + j, load(s + j) - h.slope * as_float(as_int(distance) & 0x7fffffff));
     }
   }
@@ -54,7 +59,8 @@ inline void modify_row(const HeadScore& h, float* s, std::int64_t i, std::int64_
     const BiasTensor& bias = spec.bias;
     const std::int64_t at = bias.offset(h.batch, h.head, i, h.sequence->k_start + j0 + begin);
     if (bias.stride_k == 1 && bias.dtype != DType::f64) {
-      with_storage(bias.dtype, [&](auto storage) { add_bias<decltype(storage)>(bias.data, at, s + begin, end - begin); });
+      with_storage(bias.dtype,
+                   [&](auto storage) { add_bias<decltype(storage)>(bias.data, at, s + begin, end - begin); });
     } else {
       for (std::int64_t j = begin; j < end; ++j) {
         s[j] += load_float(bias.data, bias.dtype, at + (j - begin) * bias.stride_k);

@@ -21,7 +21,12 @@ inline RowTask row_task(const Decode& call, const Sequence& sequence, std::int64
                         std::int64_t index) {
   const std::int64_t group = call.problem.group(), first = index * call.plan.task_rows;
   const std::int64_t count = min_of(call.plan.task_rows, sequence.q_length * group - first);
-  return {sequence, b, kv_head, index, first, count,
+  return {sequence,
+          b,
+          kv_head,
+          index,
+          first,
+          count,
           sequence.visible_to_any(first / group, (first + count - 1) / group + 1)};
 }
 
@@ -72,7 +77,9 @@ class Worker {
     const std::int64_t group = problem.group(), rows = call_.plan.task_rows, dim_v = call_.plan.dim_v;
     for (std::int64_t r = 0; r < task.count; ++r) {
       const std::int64_t i = (task.first + r) / group, head = task.kv_head * group + (task.first + r) % group;
-      const auto part = [&](std::int64_t c) { return call_.partial(task.sequence, task.b, task.kv_head, task.index, c) + r; };
+      const auto part = [&](std::int64_t c) {
+        return call_.partial(task.sequence, task.b, task.kv_head, task.index, c) + r;
+      };
       const float sink = sink_of(problem, head);
       float m = sink;
       for (std::int64_t c = chunks.begin; c < chunks.end; ++c) m = max_of(m, *part(c));
@@ -122,7 +129,8 @@ class Worker {
     const Element* k_rows = row_as<Store>(k, task.b, row, task.kv_head);
     const Element* v_rows = row_as<Store>(v, task.b, row, task.kv_head);
     const Ahead ahead_k = keys_ahead(task, j0);
-    const Ahead ahead_v{reinterpret_cast<const char*>(v_rows), v.stride_seq * dtype_size(v.dtype), dim_v * dtype_size(v.dtype)};
+    const Ahead ahead_v{reinterpret_cast<const char*>(v_rows), v.stride_seq * dtype_size(v.dtype),
+                        dim_v * dtype_size(v.dtype)};
     const auto ahead = [keys](std::int64_t j, const Ahead& same, const Ahead& after) {
       if (j + kStepKeys >= keys) return after;
       return Ahead{same.data + (j + kStepKeys) * same.stride, same.stride, same.bytes};
@@ -152,8 +160,8 @@ class Worker {
     for (std::int64_t j = 0; j < keys; j += kStepKeys) {
       Ahead soon = ahead(j, ahead_v, next);
       for (std::int64_t r = 0; r < task.count; r += 4) {
-        values(v_rows, v.stride_seq, j, min_of(j + kStepKeys, keys), r, min_of<std::int64_t>(4, task.count - r), seen + r,
-               o + r * call_.plan.dim_v, soon);
+        values(v_rows, v.stride_seq, j, min_of(j + kStepKeys, keys), r, min_of<std::int64_t>(4, task.count - r),
+               seen + r, o + r * call_.plan.dim_v, soon);
         soon.bytes = 0;
       }
     }
@@ -222,18 +230,19 @@ class Worker {
   /// The merged row / l, to the output's type.
   void store_out(const Tensor& out, std::int64_t b, std::int64_t seq, std::int64_t head, float l) const {
     const ValueColumns columns(call_.problem.head_dim_v);
-    with_storage(out.dtype, [&](auto storage) __attribute__((always_inline)) {
-      using Out = decltype(storage);
-      auto* row = writable_row_as<Out>(out, b, seq, head);
-      for (std::int64_t n = 0; n < columns.vectors; ++n) {
-        const Vec x = load(scratch_.row + n * kLanes) / l;
-        if (columns.dim_v < kLanes) {
-          store_part<Out>(row, x, columns.dim_v);
-        } else {
-          store_from_float<Out>(row + columns.at(n), x);
-        }
-      }
-    });
+    with_storage(
+        out.dtype, [&](auto storage) __attribute__((always_inline)) {
+          using Out = decltype(storage);
+          auto* row = writable_row_as<Out>(out, b, seq, head);
+          for (std::int64_t n = 0; n < columns.vectors; ++n) {
+            const Vec x = load(scratch_.row + n * kLanes) / l;
+            if (columns.dim_v < kLanes) {
+              store_part<Out>(row, x, columns.dim_v);
+            } else {
+              store_from_float<Out>(row + columns.at(n), x);
+            }
+          }
+        });
   }
 
   const Decode& call_;
@@ -283,7 +292,8 @@ inline void prepare(const Decode& call) {
 /// Walks the tasks in order from any number.
 class Cursor {
  public:
-  Cursor(const Decode& call, std::int64_t task) : call_(call), heads_inside_(call.x.k.stride_head < call.x.k.stride_seq) {
+  Cursor(const Decode& call, std::int64_t task)
+      : call_(call), heads_inside_(call.x.k.stride_head < call.x.k.stride_seq) {
     std::int64_t lo = 0, hi = call.problem.batch;  // the item whose tasks include `task`
     while (hi - lo > 1) {
       const std::int64_t middle = (lo + hi) / 2;
@@ -353,7 +363,8 @@ void run_decode(const Problem& problem, const ForwardOperands& operands, const L
         Ahead ahead;
         if (n + 1 < count) {
           cursor.advance();
-          ahead = worker.keys_ahead(cursor.rows(), max_of(cursor.rows().visible.begin, cursor.chunk() * call.plan.chunk));
+          ahead =
+              worker.keys_ahead(cursor.rows(), max_of(cursor.rows().visible.begin, cursor.chunk() * call.plan.chunk));
         }
         const RowTask& rows = here.rows();
         worker.run(rows, here.chunk(), ahead);

@@ -149,8 +149,9 @@ ONEPASS_INLINE Vec exp(Vec x) {
 #endif
   // ln 2 in two parts, the first short enough for exact products.
   const Vec r = (t - n * 0.693359375f) + n * 2.12194440e-4f;
-  const Vec p = 1.0f + r * (1.0f + r * (0.49999994f + r * (0.16666521f + r * (0.04166839f + r * (0.008368724f +
-                    r * 0.0013814584f)))));
+  const Vec p =
+      1.0f +
+      r * (1.0f + r * (0.49999994f + r * (0.16666521f + r * (0.04166839f + r * (0.008368724f + r * 0.0013814584f)))));
 #if defined(__AVX512F__)
   return _mm512_scalef_ps(p, n);
 #else
@@ -164,8 +165,13 @@ ONEPASS_INLINE Vec log(Vec x) {
   constexpr std::int32_t kSqrtHalf = 0x3f3504f3;  // x = f 2^e with f between sqrt(1/2) and sqrt(2)
   const IntVec bits = as_int(x) - kSqrtHalf;
   const Vec e = __builtin_convertvector(bits >> 23, Vec), f = as_float((bits & 0x7fffff) + kSqrtHalf) - 1.0f;
-  const Vec p = 0.333333312f + f * (-0.24999994f + f * (0.200007148f + f * (-0.166680574f + f * (0.142493233f +
-                    f * (-0.124201408f + f * (0.116769987f + f * (-0.115146103f + f * 0.0703768363f)))))));
+  const Vec p =
+      0.333333312f +
+      f * (-0.24999994f +
+           f * (0.200007148f +
+                f * (-0.166680574f +
+                     f * (0.142493233f +
+                          f * (-0.124201408f + f * (0.116769987f + f * (-0.115146103f + f * 0.0703768363f)))))));
   const Vec z = f * f, small = f * z * p - 2.12194440e-4f * e - 0.5f * z;
   const Vec result = f + small + 0.693359375f * e;
   return x == 0.0f ? broadcast(-kInf) : (x < kInf ? result : x);

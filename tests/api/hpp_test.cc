@@ -1,6 +1,4 @@
 // The C++ face: what it passes on, what it allocates, what it returns. Numbers are the C interface's business.
-#include "onepass/onepass.hpp"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,6 +6,8 @@
 #include <cstring>
 #include <limits>
 #include <numeric>
+
+#include "onepass/onepass.hpp"
 
 namespace {
 
@@ -29,7 +29,14 @@ struct Small {
   }
   onepass::Forward forward() const { return {.q = q, .k = k, .v = v, .out = out, .lse = lse}; }
   onepass::Backward backward() const {
-    return {.q = q, .k = k, .v = v, .out = out, .lse = lse, .grad_out = grad_out, .grad_q = grad_q, .grad_k = grad_k,
+    return {.q = q,
+            .k = k,
+            .v = v,
+            .out = out,
+            .lse = lse,
+            .grad_out = grad_out,
+            .grad_q = grad_q,
+            .grad_k = grad_k,
             .grad_v = grad_v};
   }
 };
@@ -65,12 +72,32 @@ TEST(Hpp, EveryOptionReachesC) {
   Tensor<float> floats({2});
   Tensor<std::int64_t> state({2});
   int stream = 0;
-  const onepass::Options o{.causal = true, .align = onepass::Align::top_left, .window_left = 3, .window_right = 4,
-                           .cu_seqlens_q = lengths, .cu_seqlens_k = lengths, .max_seqlen_q = 5, .max_seqlen_k = 6,
-                           .q_length = lengths, .k_start = lengths, .k_length = lengths, .q_position = lengths,
-                           .scale = 0.5, .softcap = 7, .alibi_slopes = floats, .bias = floats, .sinks = floats,
-                           .dropout_p = 0.25, .dropout_seed = 8, .dropout_offset = 9, .dropout_state = state,
-                           .deterministic = true, .validate = true, .threads = 10, .kernel = "k", .stream = &stream};
+  const onepass::Options o{.causal = true,
+                           .align = onepass::Align::top_left,
+                           .window_left = 3,
+                           .window_right = 4,
+                           .cu_seqlens_q = lengths,
+                           .cu_seqlens_k = lengths,
+                           .max_seqlen_q = 5,
+                           .max_seqlen_k = 6,
+                           .q_length = lengths,
+                           .k_start = lengths,
+                           .k_length = lengths,
+                           .q_position = lengths,
+                           .scale = 0.5,
+                           .softcap = 7,
+                           .alibi_slopes = floats,
+                           .bias = floats,
+                           .sinks = floats,
+                           .dropout_p = 0.25,
+                           .dropout_seed = 8,
+                           .dropout_offset = 9,
+                           .dropout_state = state,
+                           .deterministic = true,
+                           .validate = true,
+                           .threads = 10,
+                           .kernel = "k",
+                           .stream = &stream};
   const onepass::detail::COptions options(o);
   const onepass_options_t& c = options.c;
   EXPECT_EQ(c.struct_size, sizeof c);
@@ -142,16 +169,18 @@ TEST(Hpp, DecodeAppendsAndMergeJoins) {
   Small s;
   Tensor<std::int32_t> none({2});
   Tensor<float> k_cache({2, 5, 2, 8}), v_cache({2, 5, 2, 6}), out({2, 3, 4, 6});
-  onepass::decode({.q = s.q, .k_cache = k_cache, .v_cache = v_cache, .cache_seqlens = none, .out = out, .k_new = s.k,
-                   .v_new = s.v}, {.causal = true}).or_throw();
+  onepass::decode(
+      {.q = s.q, .k_cache = k_cache, .v_cache = v_cache, .cache_seqlens = none, .out = out, .k_new = s.k, .v_new = s.v},
+      {.causal = true})
+      .or_throw();
   EXPECT_TRUE(std::equal(s.k.begin(), s.k.end(), k_cache.begin()));
   onepass::forward(s.forward(), {.causal = true}).or_throw();  // a cache's queries are its last tokens
   for (std::size_t i = 0; i < out.size(); ++i) EXPECT_NEAR(out[i], s.out[i], 1e-5f) << i;
 
   Tensor<float> empty({2, 3, 4, 6}), empty_lse({2, 4, 3}), merged({2, 3, 4, 6}), merged_lse({2, 4, 3});
   for (float& x : empty_lse) x = -kInf;
-  onepass::merge({.out_a = empty, .lse_a = empty_lse, .out_b = s.out, .lse_b = s.lse, .out = merged,
-                  .lse = merged_lse}).or_throw();
+  onepass::merge({.out_a = empty, .lse_a = empty_lse, .out_b = s.out, .lse_b = s.lse, .out = merged, .lse = merged_lse})
+      .or_throw();
   EXPECT_TRUE(std::equal(s.out.begin(), s.out.end(), merged.begin()));
 }
 

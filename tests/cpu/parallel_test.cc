@@ -133,7 +133,10 @@ TEST(Parallel, AfterFork) {
         sum_in_parallel(4, 100, &sum);
         if (sum != 4950) return false;
       }
-      return in_child([] { expect_sum(3, 100); return true; });
+      return in_child([] {
+        expect_sum(3, 100);
+        return true;
+      });
     }));
   }
   expect_sum(4, 100);
@@ -148,7 +151,10 @@ TEST(Parallel, ForkWhileOthersCall) {
     });
   }
   for (int i = 0; i < 30; ++i) {
-    EXPECT_TRUE(in_child([] { expect_sum(4, 100); return true; }));
+    EXPECT_TRUE(in_child([] {
+      expect_sum(4, 100);
+      return true;
+    }));
   }
   stop = true;
   for (std::thread& caller : callers) caller.join();

@@ -57,7 +57,8 @@ bool request_tile_state() {
 
 Machine detect() {
   Machine machine;
-  const Leaf vendor = cpuid(0), basic = cpuid(1), extended = cpuid(0x80000001u), features = cpuid(7), more = cpuid(7, 1);
+  const Leaf vendor = cpuid(0), basic = cpuid(1), extended = cpuid(0x80000001u), features = cpuid(7),
+             more = cpuid(7, 1);
   constexpr int kFma = 12, kSse42 = 20, kMovbe = 22, kPopcnt = 23, kOsxsave = 27, kAvx = 28, kF16c = 29;
   constexpr int kLzcnt = 5, kBmi1 = 3, kAvx2 = 5, kBmi2 = 8;
   if (!has_bits(basic.ecx, {kOsxsave})) return machine;
@@ -70,7 +71,8 @@ Machine detect() {
   machine.avx512 = machine.avx2 && avx512_saved && has_bits(features.ebx, {kF, kDq, kCd, kBw, kVl});
   constexpr int kAvx512Bf16 = 5, kAmxBf16 = 22, kAmxTile = 24;
   machine.avx512bf16 = machine.avx512 && has_bits(more.eax, {kAvx512Bf16});
-  machine.amx = machine.avx512bf16 && tiles_saved && has_bits(features.edx, {kAmxBf16, kAmxTile}) && request_tile_state();
+  machine.amx =
+      machine.avx512bf16 && tiles_saved && has_bits(features.edx, {kAmxBf16, kAmxTile}) && request_tile_state();
   // Zen 4 issues vdpbf16ps at the rate of the float32 FMA, twice the work; Sapphire Rapids at less than half of it.
   machine.fast_bf16_dot = machine.avx512bf16 && std::memcmp(&vendor.ebx, "Auth", 4) == 0;
   return machine;
@@ -91,7 +93,9 @@ const char* model_name() {
 
 #else
 
-Machine detect() { return {}; }
+Machine detect() {
+  return {};
+}
 
 const char* model_name() {
 #if defined(__aarch64__)

@@ -110,15 +110,21 @@ union Storage {
   ~Storage() {}
 };
 constinit Storage g_storage;
-Pool& pool() { return g_storage.pool; }
+Pool& pool() {
+  return g_storage.pool;
+}
 
 /// In a forked child: its parent's workers do not exist here, and their mutexes may be held by nobody.
-[[maybe_unused]] void start_anew() { new (&g_storage.pool) Pool; }
+[[maybe_unused]] void start_anew() {
+  new (&g_storage.pool) Pool;
+}
 
 /// Stops idle workers when the library is unloaded or the process exits.
 struct Lifetime {
 #if defined(ONEPASS_HAS_PTHREAD)
-  Lifetime() { pthread_atfork(nullptr, nullptr, &start_anew); }
+  Lifetime() {
+    pthread_atfork(nullptr, nullptr, &start_anew);
+  }
 #endif
   ~Lifetime() {
     Worker* idle;

@@ -16,8 +16,17 @@ int main() {
 
   Tensor grad_out(shape), grad_q(shape), grad_k(shape), grad_v(shape);
   for (float& x : grad_out) x = 1;
-  onepass::backward({.q = q, .k = k, .v = v, .out = out, .lse = lse, .grad_out = grad_out, .grad_q = grad_q,
-                     .grad_k = grad_k, .grad_v = grad_v}, options, &workspace).or_throw();
+  onepass::backward({.q = q,
+                     .k = k,
+                     .v = v,
+                     .out = out,
+                     .lse = lse,
+                     .grad_out = grad_out,
+                     .grad_q = grad_q,
+                     .grad_k = grad_k,
+                     .grad_v = grad_v},
+                    options, &workspace)
+      .or_throw();
   if (std::abs(grad_v(0, 0, 0, 0) - (1 + 1 / 2.f + 1 / 3.f)) > 1e-6f) return 2;
 
   const onepass::Status refused = onepass::forward({.q = q, .k = k, .v = v, .out = q}, options);
