@@ -180,6 +180,8 @@ struct ForwardTask {
     for (std::int64_t i = begin; i < end; ++i) {
       if (g.reference[i] == -kInf && g.sum[i] == 0) {  // no visible key
         if (lse != nullptr) lse[i] = sink;
+        // A bias of -inf hides keys from a row, but not NaN in their values.
+        for (std::int64_t c = 0; c < problem.head_dim_v; ++c) g.out[c * kWidth + i] = 0;
         continue;
       }
       float top = g.reference[i] * natural(), part = 1, sink_part = 0;
