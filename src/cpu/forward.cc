@@ -127,7 +127,8 @@ void finish_group(const Call& call, const Sequence& sequence, const RowGroup& g,
   store_transposed(call.operands.out, b, seq, head, g.rows, p.head_dim_v, g.out_t, kWidth, factor);
 }
 
-/// Query rows [i0, i0 + rows) of one head.
+/// Query rows [i0, i0 + rows) of one head: one turn of the algorithm's outer loop, for several groups at once, so that
+/// a key block is used several times while it is in the cache.
 void run_task(const Call& call, const Scratch& t, const Sequence& sequence, std::int64_t b, std::int64_t head,
               std::int64_t i0, std::int64_t rows) {
   const Problem& p = call.problem;
@@ -135,6 +136,7 @@ void run_task(const Call& call, const Scratch& t, const Sequence& sequence, std:
   RowGroup groups[256 / kWidth];
   const Interval seen = sequence.visible_to_any(i0, i0 + rows);
   const std::int64_t count = ceil_div(rows, kWidth);
+  // Lines 4 and 5: Q; O = 0, l = 0 (as `fresh`), m = -inf.
   for (std::int64_t n = 0; n < count; ++n) {
     RowGroup& g = groups[n];
     g.i0 = i0 + n * kWidth;
@@ -151,7 +153,8 @@ void run_task(const Call& call, const Scratch& t, const Sequence& sequence, std:
                     p.head_dim, call.units.q_factor);
     for (int v = 0; v < kVectors; ++v) store(g.m + v * kLanes, broadcast(-kInf));
   }
-  // Blocks lie at multiples of kBlockK, whatever the task's rows see, so that a row's sums do not depend on its task.
+  // Lines 6 and 7. Blocks lie at multiples of kBlockK, whatever the task's rows see, so that a row's sums do not depend
+  // on its task.
   for (std::int64_t j0 = seen.begin / kBlockK * kBlockK; j0 < seen.end; j0 += kBlockK) {
     const std::int64_t begin = max_of(j0, seen.begin), end = min_of(j0 + kBlockK, seen.end);
     const KeyBlock block = key_block(call, t, sequence, b, p.kv_head(head), begin, end - begin);
@@ -187,10 +190,11 @@ void forward(const Problem& problem, const ForwardOperands& operands, const Laun
   queue->next = 0;
   write_outside_rows(problem, operands.out, operands.lse);
   const auto blocks = [&](const Sequence& s) { return ceil_div(s.q_length, call.plan.rows); };
-  // Below about 20 microseconds of work a second thread costs more than it brings.
+  // Threads that would get less than about 20 microseconds of work cost more than they bring.
   const double work = static_cast<double>(problem.batch * problem.heads_q) * static_cast<double>(problem.seq_q) *
                       static_cast<double>(problem.seq_k) * static_cast<double>(problem.head_dim + problem.head_dim_v);
-  const int threads = work < 1e6 ? 1 : launch.threads;
+  const double useful = 1 + work / (65536.0 * kLanes);
+  const int threads = useful < launch.threads ? static_cast<int>(useful) : launch.threads;
   parallel(threads, [&](int worker) {
     Scratch t;
     call.plan.carve(problem,

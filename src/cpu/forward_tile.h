@@ -133,7 +133,8 @@ __attribute__((noinline)) void scores(const float* q_t, const KeyBlock& block, s
   for (int v = 0; v < kN; ++v) store(largest + v * kLanes, top[v]);
 }
 
-/// O^T = O^T * alpha + V^T P^T.
+/// O^T = O^T * alpha + V^T P^T. The product is summed by itself: the rounding of a long row's sum grows with the
+/// blocks, not with the keys.
 template <int kN>
 __attribute__((noinline)) void weighted_sum(const RowGroup& g, const KeyBlock& block, const Stairs<kN>& stairs,
                                             const float* p, const float* alpha) {
@@ -146,9 +147,7 @@ __attribute__((noinline)) void weighted_sum(const RowGroup& g, const KeyBlock& b
 #pragma GCC unroll 16
         for (int r = 0; r < kM; ++r) {
 #pragma GCC unroll 4
-          for (int v = 0; v < kN; ++v) {
-            acc[r][v] = g.fresh ? Vec{} : load(out + r * kWidth + v * kLanes) * load(alpha + v * kLanes);
-          }
+          for (int v = 0; v < kN; ++v) acc[r][v] = Vec{};
         }
         stairs.for_keys([&](std::int64_t j, auto first, auto last) __attribute__((always_inline)) {
           Vec weight[kN];
@@ -161,6 +160,14 @@ __attribute__((noinline)) void weighted_sum(const RowGroup& g, const KeyBlock& b
             for (int v = first.value; v < last.value; ++v) acc[r][v] += x * weight[v];
           }
         });
+        if (!g.fresh) {
+#pragma GCC unroll 4
+          for (int v = 0; v < kN; ++v) {
+            const Vec factor = load(alpha + v * kLanes);
+#pragma GCC unroll 16
+            for (int r = 0; r < kM; ++r) acc[r][v] += load(out + r * kWidth + v * kLanes) * factor;
+          }
+        }
 #pragma GCC unroll 16
         for (int r = 0; r < kM; ++r) {
 #pragma GCC unroll 4
@@ -195,13 +202,13 @@ __attribute__((noinline)) void weighted_sum_guarded(const RowGroup& g, const Key
     }
     for (std::int64_t c = 0; c < block.dim_v; ++c) {
       float* out = g.out_t + c * kWidth + v * kLanes;
-      Vec acc = g.fresh ? Vec{} : load(out) * load(alpha + v * kLanes);
+      Vec acc{};
       for (std::int64_t j = stairs.begin[v]; j < stairs.end[v]; ++j) {
         const std::int32_t key = static_cast<std::int32_t>(j);
         const Vec x = select((begin <= key) & (end > key), broadcast(block.v[j * block.v_row + c]), Vec{});
         acc += x * load(p + j * kWidth + v * kLanes);
       }
-      store(out, acc);
+      store(out, g.fresh ? acc : load(out) * load(alpha + v * kLanes) + acc);
     }
   }
 }

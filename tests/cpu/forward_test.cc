@@ -4,7 +4,6 @@
 
 #include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "check/compare.h"
 #include "check/sweep.h"
@@ -119,41 +118,89 @@ TEST(Forward, MoreQueriesThanKeys) {
   }
 }
 
-/// Bits of out for a case whose V (or K) holds `value` in key 5 of every head, hidden from the rows before it.
-std::vector<char> bits_with(const Kernel& kernel, float value, bool in_v, std::int64_t rows) {
-  CaseSpec spec;
-  spec.seq_q = spec.seq_k = 40;
-  spec.heads_q = spec.heads_kv = 2;
-  spec.head_dim = spec.head_dim_v = 20;
-  spec.causal = true;
-  Case c(spec);
-  check::Array& array = in_v ? c.v : c.k;
-  array.each([&](const check::Index& at, std::int64_t offset) {
-    if (at[1] == 5) array.set(offset, value);
-  });
+/// Out and lse of a kernel as bits, row by row of head 1.
+std::vector<std::vector<double>> rows_of(const Kernel& kernel, Case& c) {
   std::vector<char> workspace(kernel.workspace(c.problem(), 1) + 64);
   Launch launch;
   launch.workspace = reinterpret_cast<void*>((reinterpret_cast<std::uintptr_t>(workspace.data()) + 63) / 64 * 64);
   EXPECT_TRUE(kernel.forward(c.problem(), c.forward_operands(), launch).ok());
-  std::vector<char> bits;
-  c.out.each([&](const check::Index& at, std::int64_t offset) {
-    const double x = c.out.get(offset);
-    if (at[1] < rows) bits.insert(bits.end(), reinterpret_cast<const char*>(&x), reinterpret_cast<const char*>(&x + 1));
-    if (at[1] >= 5 && !std::isfinite(value)) {
-      EXPECT_FALSE(std::isfinite(x)) << "row " << at[1];
-    }
-  });
-  return bits;
+  std::vector<std::vector<double>> rows(static_cast<std::size_t>(c.spec().seq_q));
+  for (std::int64_t i = 0; i < c.spec().seq_q; ++i) {
+    std::vector<double>& row = rows[static_cast<std::size_t>(i)];
+    for (std::int64_t x = 0; x < c.spec().head_dim_v; ++x) row.push_back(c.out.get(c.out.offset({0, i, 1, x})));
+    row.push_back(c.lse.get(c.lse.offset({0, 1, i, 0})));
+  }
+  return rows;
+}
+bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
+}
+
+CaseSpec banded(DType dtype, std::int64_t window_left, std::int64_t window_right) {
+  CaseSpec spec;
+  spec.dtype = dtype;
+  spec.seq_q = spec.seq_k = 230;
+  spec.heads_q = spec.heads_kv = 2;
+  spec.head_dim = spec.head_dim_v = 20;
+  spec.window_left = window_left;
+  spec.window_right = window_right;
+  return spec;
 }
 
 TEST(Forward, HiddenNonFiniteKeysChangeNoBit) {
+  constexpr std::int64_t kKey = 110;
+  const std::int64_t windows[][2] = {{-1, 0}, {0, -1}, {40, 3}, {100, 90}};
   for (const Kernel* kernel : forward_kernels()) {
-    for (const bool in_v : {false, true}) {
-      const auto zeros = bits_with(*kernel, 0, in_v, 5);
-      for (const float value : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
-        if (in_v || std::isnan(value)) {
-          EXPECT_EQ(bits_with(*kernel, value, in_v, 5), zeros) << kernel->name;
+    for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+      for (const auto& window : windows) {
+        for (const bool in_v : {false, true}) {
+          const auto rows_with = [&](double value) {
+            Case c(banded(dtype, window[0], window[1]));
+            check::Array& array = in_v ? c.v : c.k;
+            array.each([&](const check::Index& at, std::int64_t offset) {
+              if (at[1] == kKey) array.set(offset, value);
+            });
+            return rows_of(*kernel, c);
+          };
+          const auto zeros = rows_with(0);
+          for (const double value : {std::nan(""), HUGE_VAL}) {
+            const auto rows = rows_with(value);
+            for (std::int64_t i = 0; i < 230; ++i) {
+              const bool seen = (window[0] < 0 || kKey >= i - window[0]) && (window[1] < 0 || kKey <= i + window[1]);
+              const auto& row = rows[static_cast<std::size_t>(i)];
+              if (!seen) {
+                EXPECT_TRUE(same_bits(row, zeros[static_cast<std::size_t>(i)])) << kernel->name << " row " << i;
+              } else if (in_v || std::isnan(value)) {
+                EXPECT_FALSE(std::isfinite(row[0])) << kernel->name << " row " << i;
+              }
+            }
+          }
         }
+      }
+    }
+  }
+}
+
+TEST(Forward, RowsDoNotDependOnTheirNeighbours) {
+  for (const Kernel* kernel : forward_kernels()) {
+    for (const std::int64_t left : {-1, 50}) {
+      CaseSpec spec = banded(DType::f32, left, 0);
+      Case all(spec);
+      const auto rows = rows_of(*kernel, all);
+      for (std::int64_t i = 0; i < spec.seq_q; i += 7) {
+        CaseSpec one = spec;
+        one.seq_q = 1;
+        one.q_position = {static_cast<std::int32_t>(i)};
+        Case c(one);
+        c.q.each([&](const check::Index& at, std::int64_t offset) {
+          c.q.set(offset, all.q.get(all.q.offset({0, i, at[2], at[3]})));
+        });
+        for (check::Array Case::*operand : {&Case::k, &Case::v}) {
+          (c.*operand).each([&](const check::Index& at, std::int64_t offset) {
+            (c.*operand).set(offset, (all.*operand).get((all.*operand).offset(at)));
+          });
+        }
+        EXPECT_TRUE(same_bits(rows_of(*kernel, c)[0], rows[static_cast<std::size_t>(i)])) << kernel->name << " " << i;
       }
     }
   }
