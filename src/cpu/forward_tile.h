@@ -157,7 +157,7 @@ __attribute__((noinline)) void weighted_sum(const RowGroup& g, const KeyBlock& b
           for (int r = 0; r < kM; ++r) {
             const Vec x = broadcast(values[j * block.v_row + r]);
 #pragma GCC unroll 4
-            for (int v = first.value; v < last.value; ++v) acc[r][v] += x * weight[v];
+            for (int v = first.value; v < last.value; ++v) acc[r][v] = multiply_add(x, weight[v], acc[r][v]);
           }
         });
         if (!g.fresh) {
@@ -165,7 +165,9 @@ __attribute__((noinline)) void weighted_sum(const RowGroup& g, const KeyBlock& b
           for (int v = 0; v < kN; ++v) {
             const Vec factor = load(alpha + v * kLanes);
 #pragma GCC unroll 16
-            for (int r = 0; r < kM; ++r) acc[r][v] += load(out + r * kWidth + v * kLanes) * factor;
+            for (int r = 0; r < kM; ++r) {
+              acc[r][v] = multiply_add(load(out + r * kWidth + v * kLanes), factor, acc[r][v]);
+            }
           }
         }
 #pragma GCC unroll 16
@@ -206,9 +208,9 @@ __attribute__((noinline)) void weighted_sum_guarded(const RowGroup& g, const Key
       for (std::int64_t j = stairs.begin[v]; j < stairs.end[v]; ++j) {
         const std::int32_t key = static_cast<std::int32_t>(j);
         const Vec x = select((begin <= key) & (end > key), broadcast(block.v[j * block.v_row + c]), Vec{});
-        acc += x * load(p + j * kWidth + v * kLanes);
+        acc = multiply_add(x, load(p + j * kWidth + v * kLanes), acc);
       }
-      store(out, g.fresh ? acc : load(out) * load(alpha + v * kLanes) + acc);
+      store(out, g.fresh ? acc : multiply_add(load(out), load(alpha + v * kLanes), acc));
     }
   }
 }
