@@ -1,5 +1,5 @@
-// The backward in one pass over the tiles: each key block keeps its dK and dV to itself, dQ grows in memory in the
-// order of the key blocks. FlashAttention-2 (Dao 2023), algorithm 2, with its atomic additions to dQ replaced by turns.
+// The backward in one pass over the tiles: each key block keeps its dK and dV to itself, dQ grows in memory in the order
+// of the key blocks. FlashAttention-2 (Dao 2023), algorithm 2, with its atomic additions to dQ replaced by turns.
 #include "cpu/backward_bias.h"
 #include "cpu/backward_tasks.h"
 #include "cpu/kernel.h"
@@ -15,8 +15,7 @@ void finish_query_gradient(const Backward& call, const Sequence& sequence, std::
   const Problem& problem = call.problem;
   const float scale = static_cast<float>(problem.score.scale);
   const std::int64_t seq = sequence.q_row + i0;
-  const float* dq =
-      call.plan.direct_dq ? reinterpret_cast<const float*>(grad_q.row(b, seq, head)) : call.dq(b, head, seq);
+  const float* dq = call.plan.direct_dq ? reinterpret_cast<const float*>(grad_q.row(b, seq, head)) : call.dq(b, head, seq);
   const std::int64_t dq_row = call.plan.direct_dq ? grad_q.stride_seq : call.plan.dim;
   store_rows(grad_q, b, seq, head, rows, problem.head_dim, dq, dq_row, scale);
 }
@@ -75,30 +74,6 @@ void run_key_block(const Backward& call, const Scratch& t, const Sequence& seque
   store_rows(call.x.grad_v, b, row, kv_head, keys, problem.head_dim_v, t.dv, plan.dim_v, 1);
 }
 
-/// Rows of an operand's batch entry outside the sequence: [begin, first) and [last, end), where [begin, end) belongs to
-/// the item.
-void clear_outside(const Tensor& t, std::int64_t b, std::int64_t heads, std::int64_t begin, std::int64_t first,
-                   std::int64_t last, std::int64_t end, std::int64_t dim) {
-  for (std::int64_t head = 0; head < heads; ++head) {
-    clear_rows(t, b, begin, head, first - begin, dim);
-    clear_rows(t, b, last, head, end - last, dim);
-  }
-}
-
-void clear_outside_item(const Backward& call, const Sequence& s, std::int64_t b) {
-  const Problem& p = call.problem;
-  std::int64_t q_begin = 0, q_end = p.total_q, k_begin = 0, k_end = p.total_k;
-  if (p.mask.varlen && p.batch > 0) {
-    q_begin = packed_begin(p.mask.cu_seqlens_q, b, p.batch, p.total_q);
-    q_end = packed_begin(p.mask.cu_seqlens_q, b + 1, p.batch, p.total_q);
-    k_begin = packed_begin(p.mask.cu_seqlens_k, b, p.batch, p.total_k);
-    k_end = packed_begin(p.mask.cu_seqlens_k, b + 1, p.batch, p.total_k);
-  }
-  clear_outside(call.x.grad_q, b, p.heads_q, q_begin, s.q_row, s.q_row + s.q_length, q_end, p.head_dim);
-  clear_outside(call.x.grad_k, b, p.heads_kv, k_begin, s.k_row, s.k_row + s.k_length, k_end, p.head_dim);
-  clear_outside(call.x.grad_v, b, p.heads_kv, k_begin, s.k_row, s.k_row + s.k_length, k_end, p.head_dim_v);
-}
-
 /// D, tickets, and zeros where no tile writes.
 void run_rows(const Backward& call, Queue& queue, int worker) {
   const Problem& problem = call.problem;
@@ -107,11 +82,12 @@ void run_rows(const Backward& call, Queue& queue, int worker) {
   SequenceCursor cursor;
   for (std::int64_t index = queue.pop(kRun);; index = queue.pop(kRun)) {
     for (std::int64_t n = index; n < index + kRun; ++n) {
-      const std::int64_t task = cursor.seek(
-          problem, n, [&](const Sequence& s) { return 1 + ceil_div(s.q_length, kBlockQ) * problem.heads_q; });
+      const std::int64_t task = cursor.seek(problem, n, [&](const Sequence& s) {
+        return 1 + ceil_div(s.q_length, kBlockQ) * problem.heads_q;
+      });
       if (task < 0) return;
       if (task == 0) {
-        clear_outside_item(call, cursor.sequence, cursor.b);
+        clear_outside_item(problem, call.x, cursor.sequence, cursor.b);
       } else {
         prepare_rows(call, t, cursor.sequence, cursor.b, (task - 1) % problem.heads_q, (task - 1) / problem.heads_q);
       }
@@ -155,7 +131,7 @@ void backward(const Problem& problem, const BackwardOperands& operands, const La
   const Backward call{problem, operands, plan_backward(problem, launch.threads), static_cast<char*>(launch.workspace)};
   Queue* queues = static_cast<Queue*>(launch.workspace);
   for (int n = 0; n < 3; ++n) queues[n].next = 0;
-  if (problem.mask.varlen && problem.batch == 0) clear_outside_item(call, Sequence{}, 0);
+  if (problem.mask.varlen && problem.batch == 0) clear_outside_item(problem, operands, Sequence{}, 0);
   parallel(call.plan.workers, [&](int worker) { run_rows(call, queues[0], worker); });
   parallel(call.plan.workers, [&](int worker) { run_tiles(call, queues[1], worker); });
   if (operands.grad_bias) parallel(call.plan.workers, [&](int worker) { run_bias(call, queues[2], worker); });
