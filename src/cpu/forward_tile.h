@@ -241,7 +241,7 @@ ONEPASS_INLINE void online_softmax(RowGroup& g, const KeyBlock& block, const Sta
   });
   for (int v = 0; v < kN; ++v) {
     float* l = g.l + v * kLanes;
-    store(l, g.fresh ? sum[v] : load(l) * load(alpha + v * kLanes) + sum[v]);
+    store(l, g.fresh ? sum[v] : multiply_add(load(l), load(alpha + v * kLanes), sum[v]));
   }
 }
 
