@@ -1,5 +1,5 @@
-// The backward in one pass over the tiles: each key block keeps its dK and dV to itself, dQ grows in memory in the order
-// of the key blocks. FlashAttention-2 (Dao 2023), algorithm 2, with its atomic additions to dQ replaced by turns.
+// The backward in one pass over the tiles: each key block keeps its dK and dV to itself, dQ grows in memory in the
+// order of the key blocks. FlashAttention-2 (Dao 2023), algorithm 2, with its atomic additions to dQ replaced by turns.
 #include "cpu/backward_bias.h"
 #include "cpu/backward_tasks.h"
 #include "cpu/kernel.h"
@@ -15,7 +15,8 @@ void finish_query_gradient(const Backward& call, const Sequence& sequence, std::
   const Problem& problem = call.problem;
   const float scale = static_cast<float>(problem.score.scale);
   const std::int64_t seq = sequence.q_row + i0;
-  const float* dq = call.plan.direct_dq ? reinterpret_cast<const float*>(grad_q.row(b, seq, head)) : call.dq(b, head, seq);
+  const float* dq =
+      call.plan.direct_dq ? reinterpret_cast<const float*>(grad_q.row(b, seq, head)) : call.dq(b, head, seq);
   const std::int64_t dq_row = call.plan.direct_dq ? grad_q.stride_seq : call.plan.dim;
   store_rows(grad_q, b, seq, head, rows, problem.head_dim, dq, dq_row, scale);
 }
@@ -82,9 +83,8 @@ void run_rows(const Backward& call, Queue& queue, int worker) {
   SequenceCursor cursor;
   for (std::int64_t index = queue.pop(kRun);; index = queue.pop(kRun)) {
     for (std::int64_t n = index; n < index + kRun; ++n) {
-      const std::int64_t task = cursor.seek(problem, n, [&](const Sequence& s) {
-        return 1 + ceil_div(s.q_length, kBlockQ) * problem.heads_q;
-      });
+      const std::int64_t task = cursor.seek(
+          problem, n, [&](const Sequence& s) { return 1 + ceil_div(s.q_length, kBlockQ) * problem.heads_q; });
       if (task < 0) return;
       if (task == 0) {
         clear_outside_item(problem, call.x, cursor.sequence, cursor.b);
