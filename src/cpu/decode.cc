@@ -10,9 +10,9 @@ std::size_t decode_workspace(const Problem& problem, int threads) {
 
 void decode(const Problem& problem, const ForwardOperands& operands, const Launch& launch) {
   switch (problem.dtype) {
-    case DType::f16: return run_decode<FloatScores<StoreF16>>(problem, operands, launch);
-    case DType::bf16: return run_decode<FloatScores<StoreBf16>>(problem, operands, launch);
-    default: return run_decode<FloatScores<StoreF32>>(problem, operands, launch);
+    case DType::f16: return run_decode<FloatProducts<StoreF16>>(problem, operands, launch);
+    case DType::bf16: return run_decode<FloatProducts<StoreBf16>>(problem, operands, launch);
+    default: return run_decode<FloatProducts<StoreF32>>(problem, operands, launch);
   }
 }
 

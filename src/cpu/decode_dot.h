@@ -8,16 +8,55 @@
 namespace onepass::cpu::ONEPASS_ISA {
 namespace {
 
-/// Rows that will be read next: a prefetch of row r each time row r of the current ones is read.
-struct Ahead {
-  const char* data = nullptr;
-  std::int64_t stride = 0, bytes = 0;  // of a row; bytes 0: nothing to prefetch
+/// Keys that all rows see are read as kRuns runs side by side, a multiple of kStepRun keys each: memory serves several
+/// streams in different pages faster than one.
+inline constexpr int kRuns = 4;
+inline constexpr std::int64_t kStepRun = kStepKeys / kRuns;
 
-  ONEPASS_INLINE void prefetch(std::int64_t row) const {
-    const char* p = data + row * stride;
-    for (std::int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at);
-  }
+/// Keys of a tile: `keys` from `first` on in the first run, the others `apart` from it.
+struct KeyRuns {
+  std::int64_t first = 0, keys = 0, apart = 0;
+  int runs = kRuns;
 };
+
+/// Rows of K or V of one tile.
+struct Rows {
+  const char* data = nullptr;          // null: none
+  std::int64_t stride = 0, bytes = 0;  // from row to row, of a row
+};
+
+/// What is prefetched beside each line that is read: the line `far` bytes further into the second-level cache, the one
+/// `near` bytes further from there into the first. Either alone, both into the first, or prefetches in bursts leave a
+/// fifth of the memory's speed unused.
+struct Ahead {
+  std::int64_t near = 0;
+  std::int64_t same = 0, next = 0;  // far: within a run; from its end to the run's first rows in the tile read next
+  std::int64_t turn = 0;            // the row of a run from which on far is `next`
+
+  static constexpr std::int64_t kNearKeys = 1024, kNearValues = 512, kFar = 4096;  // bytes of each run
+
+  ONEPASS_INLINE Ahead() = default;
+  ONEPASS_INLINE Ahead(const Rows& rows, const Rows& after, std::int64_t near_bytes, const KeyRuns& keys) {
+    const std::int64_t bytes = max_of<std::int64_t>(rows.bytes, 1);
+    near = max_of<std::int64_t>(near_bytes / bytes, 1) * rows.stride;
+    const std::int64_t distance = clamp_to<std::int64_t>(kFar / bytes, 1, max_of<std::int64_t>(keys.keys, 1));
+    turn = keys.first + keys.keys - distance;
+    same = distance * rows.stride;
+    if (after.data != nullptr && after.stride == rows.stride) {
+      next = (after.data - rows.data) + same - (keys.first + keys.keys) * rows.stride;
+    }
+  }
+  /// Far, for row j of the first run.
+  ONEPASS_INLINE std::int64_t far(std::int64_t j) const { return j < turn ? same : next; }
+};
+
+/// A line and what is prefetched beside it. kLevels: 1 near, 2 far.
+template <int kLevels>
+ONEPASS_INLINE void prefetch(const void* line, std::int64_t near, std::int64_t far) {
+  const char* p = static_cast<const char*>(line);
+  if constexpr ((kLevels & 1) != 0) __builtin_prefetch(p + near, 0, 3);
+  if constexpr ((kLevels & 2) != 0) __builtin_prefetch(p + far, 0, 1);
+}
 
 /// Lane i of the result is the sum over the lanes of a[i].
 ONEPASS_INLINE Vec sums_of(const Vec (&a)[kLanes]) {
@@ -47,20 +86,25 @@ ONEPASS_INLINE Vec sums_of(const Vec (&a)[kLanes]) {
 #endif
 }
 
-/// s[r][e] = sums[r * kKeys + e] * scale
-template <int kR>
-ONEPASS_INLINE void store_scores(float* s, const Vec (&acc)[kLanes], float scale) {
-  constexpr int kKeys = kLanes / kR;
+/// Sums of kR rows and kLanes / kR keys, which lie in kParts parts of the row of scores, `apart` from one to the next.
+template <int kR, int kParts>
+ONEPASS_INLINE void store_scores(float* s, std::int64_t apart, const Vec (&acc)[kLanes], float scale) {
+  constexpr int kKeys = kLanes / kR, kPart = kKeys / kParts;
   const Vec sums = sums_of(acc) * scale;
 #pragma GCC unroll 4
   for (int r = 0; r < kR; ++r) {
-    __builtin_memcpy(s + r * kScoreRow, reinterpret_cast<const float*>(&sums) + r * kKeys, kKeys * sizeof(float));
+#pragma GCC unroll 4
+    for (int part = 0; part < kParts; ++part) {
+      __builtin_memcpy(s + r * kScoreRow + part * apart,
+                       reinterpret_cast<const float*>(&sums) + r * kKeys + part * kPart, kPart * sizeof(float));
+    }
   }
 }
 
-/// Scores in float32 from any storage type. Policy of decode_tasks.h.
+/// Arithmetic in float32 from any storage type. Policy of decode_tasks.h.
 template <class StoreType>
-struct FloatScores {
+struct FloatProducts {
+  static constexpr bool kPairs = false;
   using Store = StoreType;
   using Element = typename Store::Element;
   using Query = float;
@@ -75,12 +119,11 @@ struct FloatScores {
     for (std::int64_t c = 0; c < kLanes - rest; ++c) to[whole + c] = 0;
   }
 
-  /// Scores of kR rows and kLanes / kR keys.
+  /// acc[r][e] += products of kR rows and the kLanes / kR keys at k[e]; prefetches as Ahead says.
   template <int kR>
-  static ONEPASS_INLINE void step(const Element* const* k, const float* q, std::int64_t pitch, std::int64_t dim,
-                                  float scale, float* s) {
+  static ONEPASS_INLINE void dot(const Element* const* k, std::int64_t near, std::int64_t far, const float* q,
+                                 std::int64_t pitch, std::int64_t dim, Vec (&acc)[kLanes]) {
     constexpr int kKeys = kLanes / kR;
-    Vec acc[kLanes] = {};
     const auto add = [&](std::int64_t q_at, auto load_k) __attribute__((always_inline)) {
       Vec query[kR];
 #pragma GCC unroll 4
@@ -95,7 +138,10 @@ struct FloatScores {
     const std::int64_t rest = dim % kLanes, whole = dim - rest;
     for (std::int64_t c = 0; c < whole; c += kLanes) {
       add(
-          c, [c](const Element* p) __attribute__((always_inline)) { return load_as_float<Store>(p + c); });
+          c, [ c, near, far ](const Element* p) __attribute__((always_inline)) {
+            prefetch<3>(p + c, near, far);
+            return load_as_float<Store>(p + c);
+          });
     }
     if (rest != 0 && whole != 0) {
       const IntVec counted = lane_index() >= static_cast<std::int32_t>(kLanes - rest);
@@ -107,27 +153,71 @@ struct FloatScores {
       add(
           0, [rest](const Element* p) __attribute__((always_inline)) { return load_part<Store>(p, rest); });
     }
-    store_scores<kR>(s, acc, scale);
   }
 };
 
-/// Scores of `rows` (a block of up to 4) for `keys` keys; writes up to kLanes keys more.
-template <class Scores, int kR>
-ONEPASS_INLINE void score_block(const typename Scores::Element* k, std::int64_t stride, std::int64_t keys,
-                                const typename Scores::Query* q, std::int64_t pitch, std::int64_t dim, float scale,
-                                float* s, const Ahead& ahead) {
-  constexpr int kKeys = kLanes / kR;
-  for (std::int64_t j = 0; j < keys; j += kKeys) {
-    const typename Scores::Element* key[kKeys];
-#pragma GCC unroll 16
-    for (int e = 0; e < kKeys; ++e) {
-      key[e] = k + min_of(j + e, keys - 1) * stride;
-      ahead.prefetch(j + e);
+#if defined(__AVX512F__)
+/// The sums of four steps of 4 rows and one key of each run: s[r][run][4 keys].
+ONEPASS_INLINE void store_transposed_scores(float* s, std::int64_t apart, const Vec (&sums)[4]) {
+  const Vec t0 = _mm512_unpacklo_ps(sums[0], sums[1]), t1 = _mm512_unpackhi_ps(sums[0], sums[1]);
+  const Vec t2 = _mm512_unpacklo_ps(sums[2], sums[3]), t3 = _mm512_unpackhi_ps(sums[2], sums[3]);
+  const Vec run[kRuns] = {_mm512_shuffle_ps(t0, t2, 0x44), _mm512_shuffle_ps(t0, t2, 0xee),
+                          _mm512_shuffle_ps(t1, t3, 0x44), _mm512_shuffle_ps(t1, t3, 0xee)};
+#pragma GCC unroll 4
+  for (int x = 0; x < kRuns; ++x) {
+#pragma GCC unroll 4
+    for (int r = 0; r < 4; ++r) {
+      __builtin_memcpy(s + r * kScoreRow + x * apart, reinterpret_cast<const float*>(&run[x]) + 4 * r, 16);
     }
-    Scores::template step<kR>(key, q, pitch, dim, scale, s + j);
+  }
+}
+#endif
+
+/// Scores of a block of kR rows for the keys [j, j + kStepRun) of each run.
+template <class Products, int kR>
+inline void score_runs(const typename Products::Element* k, std::int64_t stride, const KeyRuns& keys, std::int64_t j,
+                       const typename Products::Query* q, std::int64_t pitch, std::int64_t dim, float scale, float* s,
+                       const Ahead& ahead) {
+  constexpr int kKeys = kLanes / kR, kParts = min_of(kRuns, kKeys), kPart = kKeys / kParts;
+  [[maybe_unused]] Vec sums[4];
+  for (std::int64_t n = 0; n < kStepRun; n += kPart, j += kPart) {
+#pragma GCC unroll 4
+    for (int run = 0; run < kRuns; run += kParts) {
+      const typename Products::Element* key[kKeys];
+#pragma GCC unroll 16
+      for (int e = 0; e < kKeys; ++e) {
+        key[e] = k + ((run + e / kPart) * keys.apart + j + e % kPart) * stride;
+      }
+      Vec acc[kLanes] = {};
+      Products::template dot<kR>(key, ahead.near, ahead.far(j), q, pitch, dim, acc);
+#if defined(__AVX512F__)
+      if constexpr (kR == 4) {
+        sums[n % 4] = sums_of(acc) * scale;
+        if (n % 4 == 3) store_transposed_scores(s + j - 3, keys.apart, sums);
+        continue;
+      }
+#endif
+      store_scores<kR, kParts>(s + run * keys.apart + j, keys.apart, acc, scale);
+    }
   }
 }
 
+/// The same for `keys` keys in a row; writes up to kLanes keys more.
+template <class Products, int kR>
+inline void score_keys(const typename Products::Element* k, std::int64_t stride, std::int64_t keys,
+                       const typename Products::Query* q, std::int64_t pitch, std::int64_t dim, float scale, float* s) {
+  constexpr int kKeys = kLanes / kR;
+  for (std::int64_t j = 0; j < keys; j += kKeys) {
+    const typename Products::Element* key[kKeys];
+#pragma GCC unroll 16
+    for (int e = 0; e < kKeys; ++e) key[e] = k + min_of(j + e, keys - 1) * stride;
+    Vec acc[kLanes] = {};
+    Products::template dot<kR>(key, 0, 0, q, pitch, dim, acc);
+    store_scores<kR, 1>(s + j, 0, acc, scale);
+  }
+}
+
+/// A number as a type, for templates.
 template <int kN>
 struct Size {
   static constexpr int value = kN;
@@ -143,26 +233,35 @@ struct ValueColumns {
   }
 };
 
-/// O[kR][kN vectors] += P[kR][keys] V, the last vector's columns `last` behind the first one's.
-template <class Store, int kR, int kN>
+/// O[kR][kN vectors] += P V, the last vector's columns `last` behind the first one's. v and p: the tile's first key.
+/// kPass: which of two passes over the same rows this is, that share the prefetches; -1: the only one.
+template <class Store, int kR, int kN, int kPass>
 ONEPASS_INLINE void value_tile(const typename Store::Element* v, std::int64_t stride, std::int64_t last,
-                               std::int64_t keys, const float* p, float* o, std::int64_t o_row, const Ahead& ahead) {
+                               const KeyRuns& range, const float* p, float* o, std::int64_t o_row, const Ahead& ahead) {
+  constexpr int kLine = max_of(1, 64 / static_cast<int>(kLanes * sizeof(typename Store::Element)));  // vectors
   Vec acc[kR][kN];
 #pragma GCC unroll 4
   for (int r = 0; r < kR; ++r) {
 #pragma GCC unroll 8
     for (int n = 0; n < kN; ++n) acc[r][n] = load(o + r * o_row + n * kLanes);
   }
-  for (std::int64_t j = 0; j < keys; ++j) {
-    Vec value[kN];
+  for (std::int64_t j = range.first; j < range.first + range.keys; ++j) {
+    const std::int64_t near = ahead.near, far = ahead.far(j) + (kPass == 1 ? 64 : 0);
+    for (std::int64_t n_run = 0, run = 0; n_run < range.runs; ++n_run, run += range.apart) {
+      const typename Store::Element* row = v + (run + j) * stride;
+      Vec value[kN];
 #pragma GCC unroll 8
-    for (int n = 0; n < kN; ++n) value[n] = load_as_float<Store>(v + j * stride + (n == kN - 1 ? last : n * kLanes));
-    ahead.prefetch(j);
+      for (int n = 0; n < kN; ++n) {
+        value[n] = load_as_float<Store>(row + (n == kN - 1 ? last : n * kLanes));
+        if (n % kLine == 0 && kPass != 1) prefetch<1>(row + n * kLanes, near, far);
+        if (n % ((kPass < 0 ? 1 : 2) * kLine) == 0) prefetch<2>(row + n * kLanes, near, far);
+      }
 #pragma GCC unroll 4
-    for (int r = 0; r < kR; ++r) {
-      const Vec weight = broadcast(p[r * kScoreRow + j]);
+      for (int r = 0; r < kR; ++r) {
+        const Vec weight = broadcast(p[r * kScoreRow + run + j]);
 #pragma GCC unroll 8
-      for (int n = 0; n < kN; ++n) acc[r][n] += weight * value[n];
+        for (int n = 0; n < kN; ++n) acc[r][n] += weight * value[n];
+      }
     }
   }
 #pragma GCC unroll 4
@@ -172,36 +271,39 @@ ONEPASS_INLINE void value_tile(const typename Store::Element* v, std::int64_t st
   }
 }
 
-/// O[kR][head_dim_v] += P V.
+/// Most rows of P for one pass over V: with them a whole row of V of 128 elements needs no second pass on AVX-512.
+/// Memory reads whole rows faster than parts of them.
+inline constexpr std::int64_t kValueRows = 2;
+
+/// O[kR][head_dim_v] += P V, from vector `n` on; `pass` as above.
 template <class Store, int kR>
 inline void value_rows(const typename Store::Element* v, std::int64_t stride, const ValueColumns& columns,
-                       std::int64_t keys, const float* p, float* o, std::int64_t o_row, Ahead ahead) {
-  if (columns.vectors == 0) return;
+                       const KeyRuns& range, const float* p, float* o, std::int64_t o_row, const Ahead& ahead, int pass,
+                       std::int64_t n = 0) {
   if (columns.dim_v < kLanes) {
-    for (std::int64_t j = 0; j < keys; ++j) {
-      const Vec value = load_part<Store>(v + j * stride, columns.dim_v);
-      for (int r = 0; r < kR; ++r) store(o + r * o_row, load(o + r * o_row) + p[r * kScoreRow + j] * value);
+    for (std::int64_t n_run = 0, run = 0; n_run < range.runs && columns.dim_v > 0; ++n_run, run += range.apart) {
+      for (std::int64_t j = run + range.first; j < run + range.first + range.keys; ++j) {
+        const Vec value = load_part<Store>(v + j * stride, columns.dim_v);
+        for (int r = 0; r < kR; ++r) store(o + r * o_row, load(o + r * o_row) + p[r * kScoreRow + j] * value);
+      }
     }
     return;
   }
-  // As many accumulators as leave registers for a row of V.
-  constexpr int kRegisters = kLanes == 16 ? 16 : 8;
-  constexpr int kMost = kR == 1 ? 8 : kRegisters / (kR == 2 ? 2 : 4);
-  std::int64_t n = 0;
+  constexpr int kMost = kLanes == 16 ? 8 : 8 / kR;  // as many accumulators as leave registers for the row of V
   const auto tile = [&](auto size) __attribute__((always_inline)) {
     constexpr int kN = decltype(size)::value;
-    const std::int64_t first = columns.at(n);
-    if constexpr (kN <= kMost) {
-      value_tile<Store, kR, kN>(v + first, stride, columns.at(n + kN - 1) - first, keys, p, o + n * kLanes, o_row,
-                                ahead);
-    }
+    const std::int64_t first = columns.at(n), last = columns.at(n + kN - 1) - first;
+    const auto run = [&](auto which) __attribute__((always_inline)) {
+      value_tile<Store, kR, kN, decltype(which)::value>(v + first, stride, last, range, p, o + n * kLanes, o_row,
+                                                        ahead);
+    };
+    pass < 0 ? run(Size<-1>{}) : pass == 0 ? run(Size<0>{}) : run(Size<1>{});
     n += kN;
-    ahead.bytes = 0;
   };
-  while (kMost >= 8 && columns.vectors - n >= 8) tile(Size<8>{});
-  while (kMost >= 4 && columns.vectors - n >= 4) tile(Size<4>{});
-  while (columns.vectors - n >= 2) tile(Size<2>{});
-  while (columns.vectors - n >= 1) tile(Size<1>{});
+  while (columns.vectors - n >= kMost) tile(Size<kMost>{});
+  if (columns.vectors - n >= 4) tile(Size<4>{});
+  if (columns.vectors - n >= 2) tile(Size<2>{});
+  if (columns.vectors - n >= 1) tile(Size<1>{});
 }
 
 }  // namespace

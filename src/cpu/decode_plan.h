@@ -9,7 +9,7 @@ namespace {
 
 /// Keys of a tile, for which scores exist; most packed rows of a task. A packed row is (query row i, head of the KV
 /// group): one sweep over K and V serves them all.
-inline constexpr std::int64_t kTileKeys = 256, kTaskRows = 32;
+inline constexpr std::int64_t kTileKeys = 512, kTaskRows = 32;
 /// Keys that stay in the first-level cache while all rows use them.
 inline constexpr std::int64_t kStepKeys = 32;
 /// Floats from one row of scores to the next: a step may write up to kLanes keys past the tile.
@@ -19,14 +19,15 @@ inline constexpr std::int64_t kScoreRow = kTileKeys + kLanes;
 /// O). Chunks follow from the problem's sizes alone and are merged in order, so the number of threads changes no bit.
 ///
 /// Workspace in bytes, each part rounded up to 64, with R = seq_q heads_q / heads_kv packed rows, in T = ceil(R / 32)
-/// tasks of r <= 32 rows, and chunks of C keys, C = 256 max(T, ceil(seq_k / 131072)):
+/// tasks of r <= 32 rows, and chunks of C keys, C = 512 max(T, ceil(seq_k / 262144)), half of that where an item would
+/// have less than 64 tasks:
 ///   8 (batch + 1)                                 the first task of each item
 /// + 4 batch heads_kv T                            tasks left
 /// + 4 heads_kv T chunks r (dim_v + 2)             partial results; chunks = batch ceil(seq_k / C), or, packed,
 ///                                                 total_k / C + batch
-/// + 4 workers (32 dim + 32 (256 + 16) + dim_v)    Q, scores, a row of O
-/// dim, dim_v: head_dim, head_dim_v rounded up to a vector; workers <= threads. r / C <= 1/8, so that partial results
-/// take at most half a byte for each element of V.
+/// + 4 workers (32 dim + 25088 + dim_v)            Q, scores, paired weights, a row of O
+/// dim, dim_v: head_dim, head_dim_v rounded up to 2 and 1 vectors of 16; workers <= threads. r / C <= 1/8, so that
+/// partial results take at most half a byte for each element of V.
 struct DecodePlan {
   std::int64_t rows = 0;       // R
   std::int64_t task_rows = 0;  // r, a multiple of 4
@@ -47,6 +48,7 @@ inline DecodePlan plan_decode(const Problem& problem, int threads) {
   p.task_rows = p.row_tasks > 0 ? round_up(ceil_div(p.rows, p.row_tasks), 4) : 0;
   p.chunk =
       kTileKeys * max_of<std::int64_t>(max_of<std::int64_t>(p.row_tasks, 1), ceil_div(problem.seq_k, 512 * kTileKeys));
+  if (problem.heads_kv * p.row_tasks * ceil_div(problem.seq_k, p.chunk) < 64) p.chunk /= 2;
   const std::int64_t item_chunks = max_of<std::int64_t>(1, ceil_div(problem.seq_k, p.chunk));
   p.chunks = packed ? problem.total_k / p.chunk + problem.batch : problem.batch * item_chunks;
   p.dim = round_up(problem.head_dim, 2 * kLanes);
@@ -71,16 +73,17 @@ inline DecodePlan plan_decode(const Problem& problem, int threads) {
   p.first_task = part(8 * (problem.batch + 1));
   p.left = part(4 * problem.batch * problem.heads_kv * p.row_tasks);
   p.partials = part(4 * problem.heads_kv * p.row_tasks * p.chunks * p.partial);
-  p.scratch_each = round_up(4 * (kTaskRows * p.dim + kTaskRows * kScoreRow + p.dim_v), 64);
+  p.scratch_each = round_up(4 * (kTaskRows * (p.dim + kScoreRow + kTileKeys / 2) + p.dim_v), 64);
   p.scratch = part(p.workers * p.scratch_each);
   return p;
 }
 
 /// One worker's tiles.
 struct DecodeScratch {
-  void* q;     // [kTaskRows][dim] float32, or bfloat16
-  float* s;    // [kTaskRows][kScoreRow]: scores, then weights
-  float* row;  // [dim_v]
+  void* q;               // [kTaskRows][dim] float32, or bfloat16
+  float* s;              // [kTaskRows][kScoreRow]: scores, then weights
+  std::uint32_t* pairs;  // [kTaskRows][kTileKeys / 2]: weights as pairs of bfloat16
+  float* row;            // [dim_v]
 };
 
 /// A call and its parts of the workspace.
@@ -106,7 +109,8 @@ struct Decode {
   DecodeScratch scratch(int worker) const {
     float* q = reinterpret_cast<float*>(workspace + plan.scratch + worker * plan.scratch_each);
     float* s = q + kTaskRows * plan.dim;
-    return {q, s, s + kTaskRows * kScoreRow};
+    float* pairs = s + kTaskRows * kScoreRow;
+    return {q, s, reinterpret_cast<std::uint32_t*>(pairs), pairs + kTaskRows * kTileKeys / 2};
   }
 };
 

@@ -5,6 +5,7 @@
 #include "cpu/decode_dot.h"
 #include "cpu/decode_score.h"
 #include "cpu/parallel.h"
+#include "cpu/tasks.h"
 
 namespace onepass::cpu::ONEPASS_ISA {
 namespace {
@@ -41,17 +42,21 @@ inline std::int64_t sequence_row_tasks(const Decode& call, const Sequence& seque
   return call.plan.task_rows > 0 ? ceil_div(sequence.q_length * call.problem.group(), call.plan.task_rows) : 0;
 }
 
-template <class Scores>
+template <class Products>
 class Worker {
-  using Store = typename Scores::Store;
+  using Store = typename Products::Store;
   using Element = typename Store::Element;
-  using Query = typename Scores::Query;
+  using Query = typename Products::Query;
 
  public:
-  Worker(const Decode& call, int index) : call_(call), scratch_(call.scratch(index)) {}
+  Worker(const Decode& call, int index)
+      : call_(call),
+        scratch_(call.scratch(index)),
+        scale_(static_cast<float>(call.problem.score.scale)),
+        in_pairs_(Products::kPairs && call.x.out.dtype != DType::f32) {}
 
-  /// The chunk's partial result. `next`: what this worker reads after it.
-  void run(const RowTask& task, std::int64_t chunk, const Ahead& next) {
+  /// The chunk's partial result. `next`: the keys that this worker reads after it.
+  void run(const RowTask& task, std::int64_t chunk, const Rows& next) {
     float* m = call_.partial(task.sequence, task.b, task.kv_head, task.index, chunk);
     float *l = m + call_.plan.task_rows, *o = l + call_.plan.task_rows;
     RowState state[kTaskRows];
@@ -62,7 +67,8 @@ class Worker {
       __builtin_memset(o, 0, static_cast<std::size_t>(4 * task.count * call_.plan.dim_v));
       for (std::int64_t j0 = begin; j0 < end; j0 += kTileKeys) {
         const bool last = j0 + kTileKeys >= end;
-        tile(task, j0, min_of(kTileKeys, end - j0), state, o, last ? next : keys_ahead(task, j0 + kTileKeys));
+        const Rows after = last ? next : rows_of(call_.x.k, task, j0 + kTileKeys, call_.problem.head_dim);
+        tile(task, j0, min_of(kTileKeys, end - j0), state, o, after);
       }
     }
     for (std::int64_t r = 0; r < task.count; ++r) {
@@ -100,10 +106,10 @@ class Worker {
     }
   }
 
-  Ahead keys_ahead(const RowTask& task, std::int64_t j) const {
-    const Tensor& k = call_.x.k;
-    return {k.row(task.b, task.sequence.k_row + j, task.kv_head), k.stride_seq * dtype_size(k.dtype),
-            call_.problem.head_dim * dtype_size(k.dtype)};
+  /// The task's keys, or values, from key j on.
+  static Rows rows_of(const Tensor& t, const RowTask& task, std::int64_t j, std::int64_t dim) {
+    return {t.row(task.b, task.sequence.k_row + j, task.kv_head), t.stride_seq * dtype_size(t.dtype),
+            dim * dtype_size(t.dtype)};
   }
 
  private:
@@ -115,115 +121,158 @@ class Worker {
     const std::int64_t group = call_.problem.group(), pitch = call_.plan.dim;
     Query* q = static_cast<Query*>(scratch_.q);
     for (std::int64_t r = 0; r < task.count; ++r) {
-      Scores::load_query(q + r * pitch, pitch, call_.x.q, task.b, task.sequence.q_row + (task.first + r) / group,
-                         task.kv_head * group + (task.first + r) % group, call_.problem.head_dim);
+      Products::load_query(q + r * pitch, pitch, call_.x.q, task.b, task.sequence.q_row + (task.first + r) / group,
+                           task.kv_head * group + (task.first + r) % group, call_.problem.head_dim);
     }
     // Blocks of four rows: what fills the last one is computed and not used.
     for (std::int64_t x = task.count * pitch; x < round_up(task.count, 4) * pitch; ++x) q[x] = 0;
   }
 
-  /// Keys [j0, j0 + keys) of the sequence.
-  void tile(const RowTask& task, std::int64_t j0, std::int64_t keys, RowState* state, float* o, const Ahead& next) {
-    const Tensor &k = call_.x.k, &v = call_.x.v;
-    const std::int64_t row = task.sequence.k_row + j0, dim_v = call_.problem.head_dim_v;
-    const Element* k_rows = row_as<Store>(k, task.b, row, task.kv_head);
-    const Element* v_rows = row_as<Store>(v, task.b, row, task.kv_head);
-    const Ahead ahead_k = keys_ahead(task, j0);
-    const Ahead ahead_v{reinterpret_cast<const char*>(v_rows), v.stride_seq * dtype_size(v.dtype),
-                        dim_v * dtype_size(v.dtype)};
-    const auto ahead = [keys](std::int64_t j, const Ahead& same, const Ahead& after) {
-      if (j + kStepKeys >= keys) return after;
-      return Ahead{same.data + (j + kStepKeys) * same.stride, same.stride, same.bytes};
+  /// Keys [j0, j0 + keys) of the sequence. `next`: the keys read after this tile's values.
+  void tile(const RowTask& task, std::int64_t j0, std::int64_t keys, RowState* state, float* o, const Rows& next) {
+    const Rows k = rows_of(call_.x.k, task, j0, call_.problem.head_dim);
+    const Rows v = rows_of(call_.x.v, task, j0, call_.problem.head_dim_v);
+    k_ = reinterpret_cast<const Element*>(k.data);
+    v_ = reinterpret_cast<const Element*>(v.data);
+    Interval seen[kTaskRows], common{0, keys};
+    for (std::int64_t r = 0; r < task.count; ++r) {
+      const Interval visible = task.sequence.visible((task.first + r) / call_.problem.group());
+      seen[r].begin = clamp_to<std::int64_t>(visible.begin - j0, 0, keys);
+      seen[r].end = clamp_to<std::int64_t>(visible.end - j0, seen[r].begin, keys);
+      common = {max_of(common.begin, seen[r].begin), min_of(common.end, seen[r].end)};
+    }
+    const std::int64_t run = max_of<std::int64_t>(common.end - common.begin, 0) / kStepKeys * kStepRun;
+    const KeyRuns runs{common.begin, run, run};
+    const Interval whole{common.begin, common.begin + kRuns * run};  // by runs; before and after them key by key
+
+    // A few keys at a time for all rows, so that they are read from memory once.
+    const auto outside = [&](auto&& step) {
+      for (std::int64_t j = 0; j < whole.begin; j += kStepKeys) step(j, min_of(j + kStepKeys, whole.begin));
+      for (std::int64_t j = whole.end; j < keys; j += kStepKeys) step(j, min_of(j + kStepKeys, keys));
     };
-
-    const float scale = static_cast<float>(call_.problem.score.scale);
-    for (std::int64_t j = 0; j < keys; j += kStepKeys) {
-      const std::int64_t n = min_of(kStepKeys, keys - j), pitch = call_.plan.dim;
-      Ahead soon = ahead(j, ahead_k, ahead_v);
+    // Before the runs, since it writes a few scores more than it was asked for.
+    outside([&](std::int64_t j, std::int64_t end) {
       for (std::int64_t r = 0; r < task.count; r += 4) {
-        const Query* q = static_cast<const Query*>(scratch_.q) + r * pitch;
-        float* s = scratch_.s + r * kScoreRow + j;
-        const Element* from = k_rows + j * k.stride_seq;
-        const std::int64_t dim = call_.problem.head_dim;
-        switch (task.count - r) {
-          case 1: score_block<Scores, 1>(from, k.stride_seq, n, q, pitch, dim, scale, s, soon); break;
-          case 2: score_block<Scores, 2>(from, k.stride_seq, n, q, pitch, dim, scale, s, soon); break;
-          default: score_block<Scores, 4>(from, k.stride_seq, n, q, pitch, dim, scale, s, soon); break;
-        }
-        soon.bytes = 0;
+        with_rows(task.count - r, [&](auto rows) { key_scores<decltype(rows)::value>(r, j, end - j); });
+      }
+    });
+    const Ahead ahead_k(k, v, Ahead::kNearKeys, runs), ahead_v(v, next, Ahead::kNearValues, runs);
+    for (std::int64_t j = 0; j < run; j += kStepRun) {
+      for (std::int64_t r = 0; r < task.count; r += 4) {
+        with_rows(task.count - r, [&](auto rows) {
+          run_scores<decltype(rows)::value>(r, runs, runs.first + j, r == 0 ? ahead_k : Ahead());
+        });
       }
     }
 
-    Interval seen[kTaskRows];
-    softmax(task, j0, keys, state, o, seen);
+    softmax(task, j0, seen, state, o);
 
-    for (std::int64_t j = 0; j < keys; j += kStepKeys) {
-      Ahead soon = ahead(j, ahead_v, next);
-      for (std::int64_t r = 0; r < task.count; r += 4) {
-        values(v_rows, v.stride_seq, j, min_of(j + kStepKeys, keys), r, min_of<std::int64_t>(4, task.count - r),
-               seen + r, o + r * call_.plan.dim_v, soon);
-        soon.bytes = 0;
+    const std::int64_t blocks = ceil_div(task.count, kValueRows);
+    const auto rows_of_block = [&](std::int64_t block) { return min_of(kValueRows, task.count - block * kValueRows); };
+    if constexpr (Products::kPairs) {
+      for (std::int64_t r = 0; r < task.count && in_pairs_ && run > 0; ++r) {
+        Products::pack_weights(scratch_.s + r * kScoreRow, runs, scratch_.pairs + r * (kTileKeys / 2));
       }
     }
+    for (std::int64_t j = 0; j < run; j += kStepRun) {
+      for (std::int64_t block = 0; block < blocks; ++block) {
+        const int pass = blocks == 1 ? -1 : block == 0 ? 0 : 1;
+        run_values(runs, runs.first + j, block * kValueRows, rows_of_block(block), o, block < 2 ? ahead_v : Ahead(),
+                   pass);
+      }
+    }
+    outside([&](std::int64_t j, std::int64_t end) {
+      for (std::int64_t block = 0; block < blocks; ++block) {
+        key_values(j, end, block * kValueRows, rows_of_block(block), seen, o);
+      }
+    });
   }
 
-  /// Scores become weights; O is rescaled where a row's maximum grew; seen[r]: the tile's keys that row r sees.
-  void softmax(const RowTask& task, std::int64_t j0, std::int64_t keys, RowState* state, float* o, Interval* seen) {
+  /// Scores are computed for 1, 2 or 4 rows; a block of three has a row of zeros.
+  template <class F>
+  static void with_rows(std::int64_t rows, F&& f) {
+    rows == 1 ? f(Size<1>{}) : rows == 2 ? f(Size<2>{}) : f(Size<4>{});
+  }
+  template <int kR>
+  void run_scores(std::int64_t r, const KeyRuns& runs, std::int64_t j, const Ahead& ahead) const {
+    score_runs<Products, kR>(k_, call_.x.k.stride_seq, runs, j, query(r), call_.plan.dim, call_.problem.head_dim,
+                             scale_, scratch_.s + r * kScoreRow, ahead);
+  }
+  template <int kR>
+  void key_scores(std::int64_t r, std::int64_t j, std::int64_t keys) const {
+    score_keys<Products, kR>(k_ + j * call_.x.k.stride_seq, call_.x.k.stride_seq, keys, query(r), call_.plan.dim,
+                             call_.problem.head_dim, scale_, scratch_.s + r * kScoreRow + j);
+  }
+  const Query* query(std::int64_t r) const { return static_cast<const Query*>(scratch_.q) + r * call_.plan.dim; }
+
+  /// Scores of the keys that a row sees become weights; O is rescaled where a row's maximum grew.
+  void softmax(const RowTask& task, std::int64_t j0, const Interval* seen, RowState* state, float* o) {
     const Problem& problem = call_.problem;
     const std::int64_t group = problem.group();
     for (std::int64_t r = 0; r < task.count; ++r) {
+      if (seen[r].size() == 0) continue;
       const std::int64_t i = (task.first + r) / group, head = task.kv_head * group + (task.first + r) % group;
-      const Interval visible = task.sequence.visible(i);
-      const std::int64_t begin = clamp_to<std::int64_t>(visible.begin - j0, 0, keys);
-      const std::int64_t end = clamp_to<std::int64_t>(visible.end - j0, begin, keys);
-      seen[r] = {begin, end};
-      if (begin == end) continue;
       float *s = scratch_.s + r * kScoreRow, *row = o + r * call_.plan.dim_v;
-      const bool modified = problem.score.modified();
       const HeadScore h = head_score(problem, task.sequence, task.b, head);
-      if (modified) modify_row(h, s, i, j0, begin, end);
-      const float factor = softmax_row(state[r], s, begin, end);
+      if (problem.score.modified()) modify_row(h, s, i, j0, seen[r].begin, seen[r].end);
+      const float factor = softmax_row(state[r], s, seen[r].begin, seen[r].end);
       if (factor != 1.0f) {
         for (std::int64_t x = 0; x < call_.plan.dim_v; x += kLanes) store(row + x, load(row + x) * factor);
       }
-      if (problem.score.dropout.threshold != 0) drop_row(h, s, i, j0, begin, end);
+      if (problem.score.dropout.threshold != 0) drop_row(h, s, i, j0, seen[r].begin, seen[r].end);
     }
   }
 
-  /// O += P V for up to four rows and the keys [j, end). A weight times an invisible value is never formed, since that
+  /// O += P V for a block of rows and the keys [j, j + kStepRun) of each run.
+  void run_values(KeyRuns runs, std::int64_t j, std::int64_t r, std::int64_t rows, float* o, const Ahead& ahead,
+                  int pass) const {
+    with_value_rows(rows, [&](auto count) {
+      constexpr int kR = decltype(count)::value;
+      const Tensor& v = call_.x.v;
+      const std::int64_t pitch = call_.plan.dim_v, dim_v = call_.problem.head_dim_v;
+      std::int64_t done = 0;
+      if constexpr (Products::kPairs) {
+        if (in_pairs_) {
+          const std::uint32_t* pairs = scratch_.pairs + r * (kTileKeys / 2);
+          done =
+              Products::template values<kR>(v_, v.stride_seq, dim_v, runs, j, pairs, o + r * pitch, pitch, ahead, pass);
+        }
+      }
+      runs.first = j;
+      runs.keys = kStepRun;
+      value_rows<Store, kR>(v_, v.stride_seq, ValueColumns(dim_v), runs, scratch_.s + r * kScoreRow, o + r * pitch,
+                            pitch, ahead, pass, done);
+    });
+  }
+  template <class F>
+  static void with_value_rows(std::int64_t rows, F&& f) {
+    rows == 1 ? f(Size<1>{}) : f(Size<kValueRows>{});
+  }
+
+  /// O += P V for a block of rows and the keys [j, end). A weight times an invisible value is never formed, since that
   /// may be NaN: keys that only some of the rows see go row by row.
-  void values(const Element* v, std::int64_t stride, std::int64_t j, std::int64_t end, std::int64_t first,
-              std::int64_t rows, const Interval* seen, float* o, const Ahead& ahead) const {
+  void key_values(std::int64_t j, std::int64_t end, std::int64_t r, std::int64_t rows, const Interval* seen,
+                  float* o) const {
     Interval common{j, end};
     bool same = true;
-    for (std::int64_t r = 0; r < rows; ++r) {
-      common = {max_of(common.begin, seen[r].begin), min_of(common.end, seen[r].end)};
-      same = same && seen[r].begin == seen[0].begin && seen[r].end == seen[0].end;
+    for (std::int64_t x = r; x < r + rows; ++x) {
+      common = {max_of(common.begin, seen[x].begin), min_of(common.end, seen[x].end)};
+      same = same && seen[x].begin == seen[r].begin && seen[x].end == seen[r].end;
     }
     if (common.begin >= common.end) common = {end, end};
-    const float* p = scratch_.s + first * kScoreRow;
-    weigh(v, stride, common, rows, p, o, ahead);
-    if (same) return;
-    for (std::int64_t r = 0; r < rows; ++r) {
-      const Interval before{max_of(j, seen[r].begin), min_of(common.begin, seen[r].end)};
-      const Interval after{max_of(common.end, seen[r].begin), min_of(end, seen[r].end)};
-      weigh(v, stride, before, 1, p + r * kScoreRow, o + r * call_.plan.dim_v, {});
-      weigh(v, stride, after, 1, p + r * kScoreRow, o + r * call_.plan.dim_v, {});
-    }
-  }
-
-  void weigh(const Element* v, std::int64_t stride, Interval keys, std::int64_t rows, const float* p, float* o,
-             const Ahead& ahead) const {
-    const std::int64_t count = keys.end - keys.begin, pitch = call_.plan.dim_v;
-    if (count <= 0) return;
-    const ValueColumns columns(call_.problem.head_dim_v);
-    v += keys.begin * stride;
-    p += keys.begin;
-    switch (rows) {
-      case 1: value_rows<Store, 1>(v, stride, columns, count, p, o, pitch, ahead); break;
-      case 2: value_rows<Store, 2>(v, stride, columns, count, p, o, pitch, ahead); break;
-      case 3: value_rows<Store, 3>(v, stride, columns, count, p, o, pitch, ahead); break;
-      default: value_rows<Store, 4>(v, stride, columns, count, p, o, pitch, ahead); break;
+    const auto part = [&](std::int64_t first, std::int64_t last, std::int64_t row, std::int64_t row_count) {
+      if (first >= last) return;
+      with_value_rows(row_count, [&](auto count) {
+        const std::int64_t pitch = call_.plan.dim_v;
+        value_rows<Store, decltype(count)::value>(v_, call_.x.v.stride_seq, ValueColumns(call_.problem.head_dim_v),
+                                                  {first, last - first, 0, 1}, scratch_.s + row * kScoreRow,
+                                                  o + row * pitch, pitch, {}, 1);
+      });
+    };
+    part(common.begin, common.end, r, rows);
+    for (std::int64_t x = r; x < r + rows && !same; ++x) {
+      part(max_of(j, seen[x].begin), min_of(common.begin, seen[x].end), x, 1);
+      part(max_of(common.end, seen[x].begin), min_of(end, seen[x].end), x, 1);
     }
   }
 
@@ -247,32 +296,11 @@ class Worker {
 
   const Decode& call_;
   DecodeScratch scratch_;
+  float scale_;
+  bool in_pairs_;                              // P V from rounded weights
+  const Element *k_ = nullptr, *v_ = nullptr;  // the tile's rows
   std::int64_t loaded_b_ = -1, loaded_head_ = -1, loaded_index_ = -1;
 };
-
-/// Zeros and -inf in the rows outside every sequence.
-inline void clear_outside(const Decode& call) {
-  const Problem& problem = call.problem;
-  const bool packed = problem.mask.varlen;
-  const auto clear = [&](std::int64_t b, std::int64_t begin, std::int64_t end) {
-    for (std::int64_t head = 0; head < problem.heads_q && begin < end; ++head) {
-      clear_rows(call.x.out, b, begin, head, end - begin, problem.head_dim_v);
-      if (!call.x.lse) continue;
-      for (std::int64_t i = begin; i < end; ++i) *call.x.lse.row(b, head, i) = -kInf;
-    }
-  };
-  std::int64_t done = 0;
-  for (std::int64_t b = 0; b < problem.batch; ++b) {
-    const Sequence sequence = problem.sequence(b);
-    if (packed) {
-      clear(0, done, sequence.q_row);
-      done = max_of(done, sequence.q_row + sequence.q_length);
-    } else {
-      clear(b, sequence.q_length, problem.seq_q);
-    }
-  }
-  if (packed) clear(0, done, problem.total_q);
-}
 
 /// Numbers the tasks of all items, and counts what is left of each.
 inline void prepare(const Decode& call) {
@@ -340,16 +368,16 @@ class Cursor {
   RowTask rows_{};
 };
 
-template <class Scores>
+template <class Products>
 void run_decode(const Problem& problem, const ForwardOperands& operands, const Launch& launch) {
   const Decode call{problem, operands, plan_decode(problem, launch.threads), static_cast<char*>(launch.workspace)};
-  clear_outside(call);
+  write_outside_rows(problem, operands.out, operands.lse);
   if (problem.batch == 0) return;
   prepare(call);
   const std::int64_t tasks = call.first_task()[problem.batch];
   std::int64_t next = 0;
   parallel(call.plan.workers, [&](int index) {
-    Worker<Scores> worker(call, index);
+    Worker<Products> worker(call, index);
     for (;;) {
       // Long runs first, since neighbouring tasks are neighbours in memory; short ones at the end, to finish together.
       std::int64_t first = __atomic_load_n(&next, __ATOMIC_RELAXED), count;
@@ -360,14 +388,14 @@ void run_decode(const Problem& problem, const ForwardOperands& operands, const L
       Cursor cursor(call, first);
       for (std::int64_t n = 0; n < count; ++n) {
         const Cursor here = cursor;
-        Ahead ahead;
+        Rows after;
         if (n + 1 < count) {
           cursor.advance();
-          ahead =
-              worker.keys_ahead(cursor.rows(), max_of(cursor.rows().visible.begin, cursor.chunk() * call.plan.chunk));
+          const std::int64_t j = max_of(cursor.rows().visible.begin, cursor.chunk() * call.plan.chunk);
+          after = worker.rows_of(operands.k, cursor.rows(), j, problem.head_dim);
         }
         const RowTask& rows = here.rows();
-        worker.run(rows, here.chunk(), ahead);
+        worker.run(rows, here.chunk(), after);
         if (__atomic_sub_fetch(call.left(rows.b, rows.kv_head, rows.index), 1, __ATOMIC_ACQ_REL) == 0) {
           worker.merge(rows, here.chunks());
         }
