@@ -9,6 +9,10 @@ namespace {
 Status formatted(onepass_status_t code, const char* format, std::va_list arguments) {
   char line[512];
   std::vsnprintf(line, sizeof line, format, arguments);
+  // Names that a caller passed may hold anything; the text stays one printable line.
+  for (char* c = line; *c != 0; ++c) {
+    if (static_cast<unsigned char>(*c) < 0x20 || *c == 0x7f) *c = '?';
+  }
   return {code, line};
 }
 
