@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <cstdint>
 #include <deque>
 #include <initializer_list>
 #include <limits>
@@ -59,7 +59,7 @@ class Tensors {
   const DLTensor* ints(const std::vector<std::int32_t>& values) {
     const DLTensor* tensor = make({kDLInt, 32, 1}, {static_cast<std::int64_t>(values.size())}, true);
     if (tensor != nullptr && last_bytes_ >= 4 * values.size() && tensor->byte_offset == 0 && tensor->data != nullptr) {
-      std::memcpy(tensor->data, values.data(), 4 * values.size());
+      std::copy(values.begin(), values.end(), static_cast<std::int32_t*>(tensor->data));
     }
     return tensor;
   }
