@@ -1,6 +1,7 @@
 // The C ABI: the only place that catches exceptions, and the only one that keeps the text of the last error.
 #include <cstring>
 #include <new>
+#include <stdexcept>
 #include <string>
 
 #include "api/explain.h"
@@ -25,6 +26,9 @@ onepass_status_t guarded(Body&& body) noexcept {
     return finish(body());
   } catch (const std::bad_alloc&) {
     t_last_error.clear();  // no allocation here
+    return ONEPASS_OUT_OF_MEMORY;
+  } catch (const std::length_error&) {  // a vector longer than any memory
+    t_last_error.clear();
     return ONEPASS_OUT_OF_MEMORY;
   } catch (...) {
     t_last_error.clear();
