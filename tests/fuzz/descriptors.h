@@ -124,7 +124,7 @@ class Tensors {
     for (const std::size_t axis : order) {
       entry.strides[axis] = stride;
       if (__builtin_mul_overflow(stride, std::max<std::int64_t>(entry.shape[axis], 1), &stride)) stride = 1;
-      if (kind == 6) stride += bytes_.below(3);
+      if (kind == 6 && stride < kMostBytes) stride += bytes_.below(3);
     }
     if (kind == 7 && rank > 0) {
       entry.strides[bytes_.next() % rank] = bytes_.rarely(2) ? bytes_.any_size() : 0;
