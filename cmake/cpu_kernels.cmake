@@ -17,10 +17,26 @@ set(ONEPASS_ISA_SOURCES_amx forward_amx backward_amx)
 # The AMX kernels with tiles in plain C++: onepass_cpu_amx_emulated, for tests on machines without AMX.
 set(ONEPASS_ISA_SOURCES_amx_emulated ${ONEPASS_ISA_SOURCES_amx})
 
+# Unrolled tile loops with checks written into them take minutes to compile. So kernels call their address checks, and
+# undefined behaviour is looked for in the portable ones, which are the same source.
+function(onepass_sanitize_kernels target isa)
+  if(ONEPASS_SANITIZE MATCHES address)
+    target_compile_options(${target} PRIVATE -O1
+      $<$<CXX_COMPILER_ID:GNU>:--param=asan-instrumentation-with-call-threshold=0>
+      "$<$<CXX_COMPILER_ID:Clang>:SHELL:-mllvm -asan-instrumentation-with-call-threshold=0>")
+  endif()
+  if(ONEPASS_SANITIZE MATCHES undefined AND (ONEPASS_FUZZ OR NOT isa STREQUAL portable))
+    target_compile_options(${target} PRIVATE -fno-sanitize=undefined)
+  endif()
+  if(ONEPASS_FUZZ)
+    target_compile_options(${target} PRIVATE -fno-sanitize=fuzzer-no-link)
+  endif()
+endfunction()
+
 macro(onepass_add_cpu_kernels target)
   set(ONEPASS_CPU_KERNEL_LIBRARIES)
   set(isas portable)
-  if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
+  if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64" AND NOT ONEPASS_PORTABLE)
     list(APPEND isas avx2 avx512 avx512bf16 amx)
     if(ONEPASS_TESTS)
       list(APPEND isas amx_emulated)
@@ -47,6 +63,7 @@ macro(onepass_add_cpu_kernels target)
       if(isa MATCHES "avx512|amx")
         target_compile_options(onepass_cpu_${isa} PRIVATE $<$<CXX_COMPILER_ID:Clang>:-mprefer-vector-width=512>)
       endif()
+      onepass_sanitize_kernels(onepass_cpu_${isa} ${isa})
       onepass_warnings(onepass_cpu_${isa})
       if(NOT isa STREQUAL amx_emulated)
         list(APPEND ONEPASS_CPU_KERNEL_LIBRARIES onepass_cpu_${isa})
