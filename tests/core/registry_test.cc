@@ -61,7 +61,8 @@ TEST(Registry, PicksByMachine) {
   EXPECT_EQ(chosen(bf16, kCooperLake), "fwd_cpu_avx512");
   EXPECT_EQ(chosen(bf16, kZen4), "fwd_cpu_avx512bf16");
   EXPECT_EQ(chosen(bf16, kSapphireRapids), "fwd_cpu_amx");
-  EXPECT_EQ(chosen(problem(Pass::backward, DType::bf16), kSapphireRapids), "bwd_cpu_avx512");
+  EXPECT_EQ(chosen(problem(Pass::backward, DType::bf16), kSapphireRapids), "bwd_cpu_amx");
+  EXPECT_EQ(chosen(problem(Pass::backward, DType::bf16), kZen4), "bwd_cpu_avx512bf16");
   EXPECT_EQ(chosen(problem(Pass::backward, DType::f16), kSapphireRapids), "bwd_cpu_avx512");
 }
 

@@ -1,0 +1,166 @@
+// The bfloat16 backward's matrix products on AMX tiles. Where few products go into a sum, one left tile and two right
+// ones feed a pair of accumulators, and pairs alternate: storing one waits for its products, so it is stored while the
+// other's run. dQ^T sums over many keys: there 2 x 2 tiles, which load less.
+#pragma once
+
+#include "cpu/amx.h"
+#include "cpu/pack.h"
+#include "cpu/pack_bf16.h"
+
+namespace onepass::cpu::ONEPASS_ISA {
+namespace {
+
+/// Left operand: tile (m, k) at m row_step + k depth_step, its rows `row` elements apart. Right one: tile (k, n) at
+/// k depth_step + n kTileElements.
+struct LeftTiles {
+  const Bf16* at;
+  std::int64_t row, row_step, depth_step;
+};
+struct RightTiles {
+  const Bf16* at;
+  std::int64_t depth_step;
+};
+inline constexpr std::int64_t kTileElements = 512;
+
+/// One unit: 16 rows by 32 columns of C in the accumulators kPair, kPair + 1. Stores the unit before it, if any, which
+/// is in the other two.
+template <int kPair, bool kAccumulate>
+ONEPASS_INLINE void tile_unit(float* c, std::int64_t c_row, const LeftTiles& a, std::int64_t m, const RightTiles& b,
+                              std::int64_t n, std::int64_t steps, float* before) {
+  constexpr int kLeft = 4 + kPair / 2, kOther = 2 - kPair;
+  const Bf16 *left = a.at + m * a.row_step, *right = b.at + n * 2 * kTileElements;
+  if constexpr (kAccumulate) {
+    tile_load<kPair>(c, 4 * c_row);
+    tile_load<kPair + 1>(c + 16, 4 * c_row);
+  } else {
+    tile_zero<kPair>();
+    tile_zero<kPair + 1>();
+  }
+  for (std::int64_t k = 0; k < steps; ++k) {
+    tile_load<kLeft>(left + k * a.depth_step, 2 * a.row);
+    tile_load<6>(right + k * b.depth_step, 64);
+    tile_load<7>(right + k * b.depth_step + kTileElements, 64);
+    tile_dot<kPair, kLeft, 6>();
+    tile_dot<kPair + 1, kLeft, 7>();
+    if (k == 0 && before != nullptr) {
+      tile_store<kOther>(before, 4 * c_row);
+      tile_store<kOther + 1>(before + 16, 4 * c_row);
+    }
+  }
+}
+
+/// C[16 row_tiles][32 columns] (+)= A B over 32 `steps`, steps > 0.
+template <bool kAccumulate>
+ONEPASS_INLINE void tile_product(float* c, std::int64_t c_row, const LeftTiles& a, const RightTiles& b,
+                                 std::int64_t row_tiles, std::int64_t columns, std::int64_t steps) {
+  const auto place = [&](std::int64_t m, std::int64_t n) { return c + m * 16 * c_row + n * 32; };
+  const std::int64_t units = row_tiles * columns;
+  std::int64_t m = 0, n = 0;
+  float* before = nullptr;
+  const auto next = [&] {
+    before = place(m, n);
+    if (++m == row_tiles) m = 0, ++n;
+  };
+  for (std::int64_t unit = 0; unit + 2 <= units; unit += 2) {
+    tile_unit<0, kAccumulate>(place(m, n), c_row, a, m, b, n, steps, before);
+    next();
+    tile_unit<2, kAccumulate>(place(m, n), c_row, a, m, b, n, steps, before);
+    next();
+  }
+  if (units % 2 == 1) {
+    tile_unit<0, kAccumulate>(place(m, n), c_row, a, m, b, n, steps, before);
+    next();
+    tile_store<0>(before, 4 * c_row);
+    tile_store<1>(before + 16, 4 * c_row);
+  } else {
+    tile_store<2>(before, 4 * c_row);
+    tile_store<3>(before + 16, 4 * c_row);
+  }
+}
+
+/// C[32 rows][32 columns] = A B, 2 x 2 tiles at a time.
+ONEPASS_INLINE void square_product(float* c, std::int64_t c_row, const LeftTiles& a, const RightTiles& b,
+                                   std::int64_t rows, std::int64_t columns, std::int64_t steps) {
+  for (std::int64_t n = 0; n < columns; ++n) {
+    for (std::int64_t m = 0; m < rows; ++m) {
+      const Bf16 *left = a.at + 2 * m * a.row_step, *right = b.at + n * 2 * kTileElements;
+      tile_zero<0>();
+      tile_zero<1>();
+      tile_zero<2>();
+      tile_zero<3>();
+      for (std::int64_t k = 0; k < steps; ++k) {
+        tile_load<4>(left + k * a.depth_step, 2 * a.row);
+        tile_load<6>(right + k * b.depth_step, 64);
+        tile_load<7>(right + k * b.depth_step + kTileElements, 64);
+        tile_dot<0, 4, 6>();
+        tile_load<5>(left + a.row_step + k * a.depth_step, 2 * a.row);
+        tile_dot<1, 4, 7>();
+        tile_dot<2, 5, 6>();
+        tile_dot<3, 5, 7>();
+      }
+      float* out = c + m * 32 * c_row + n * 32;
+      tile_store<0>(out, 4 * c_row);
+      tile_store<1>(out + 16, 4 * c_row);
+      tile_store<2>(out + 16 * c_row, 4 * c_row);
+      tile_store<3>(out + 16 * c_row + 16, 4 * c_row);
+    }
+  }
+}
+
+/// What backward_bf16.h needs of a way to multiply; meanings in products_dot.h.
+struct AmxProducts {
+  using Scope = TileScope;
+  static constexpr std::int64_t kDepth = 32, kColumns = 32;
+  static constexpr std::int64_t kBlockQ = 128;
+  static constexpr std::int64_t kMostKeys = 512;
+  static constexpr std::int64_t kCachedElements = 65536;
+  static constexpr double kSmallWork = 4e6;
+
+  static constexpr PairLayout right_layout(std::int64_t lanes) { return tile_layout(lanes); }
+
+  static ONEPASS_INLINE void scores(float* s, const Bf16* k, std::int64_t dim, const Bf16* q, std::int64_t lanes,
+                                    std::int64_t keys, std::int64_t depth) {
+    tile_product<false>(s, kWidth, {k, dim, 16 * dim, 32}, {q, 32 * lanes}, ceil_div(keys, 16), kWidth / 32,
+                        depth / 32);
+  }
+
+  static ONEPASS_INLINE void add_key_gradient(float* dv, std::int64_t dim, const Bf16* p, std::int64_t lanes,
+                                              const Bf16* dout, std::int64_t keys, std::int64_t begin,
+                                              std::int64_t end) {
+    tile_product<true>(dv, dim, {p + begin, lanes, 16 * lanes, 32}, {dout + begin * dim, 32 * dim}, ceil_div(keys, 16),
+                       dim / 32, (end - begin) / 32);
+  }
+
+  /// K^T, [dim / 16][keys / 32][16][32].
+  static void pack_keys(const Bf16* k, std::int64_t keys, std::int64_t dim, Bf16* out) {
+    pack_transposed_tiles(k, dim, keys, dim, out, keys / 32 * kTileElements);
+  }
+
+  /// dQ^T[dim][lanes] = K^T dS^T, later added to dQ transposed. `keys`: as packed, a multiple of 32.
+  static constexpr std::int64_t query_scratch(std::int64_t dim) { return dim * kBlockQ; }
+  static ONEPASS_INLINE void multiply_query_gradient(float* dq_t, std::int64_t dim, const Bf16* k, std::int64_t keys,
+                                                     const Bf16* ds, std::int64_t lanes, std::int64_t lane,
+                                                     std::int64_t begin, std::int64_t end) {
+    square_product(dq_t + lane, lanes, {k + begin * 16, 32, keys * 16, kTileElements},
+                   {ds + begin * lanes + lane * 32, 32 * lanes}, dim / 32, kWidth / 32, (end - begin) / 32);
+  }
+  static ONEPASS_INLINE void add_query_gradient(float* dq, const float* dq_t, std::int64_t dim, const Bf16*,
+                                                std::int64_t, const Bf16*, std::int64_t lanes, std::int64_t lane,
+                                                std::int64_t rows, std::int64_t, std::int64_t, bool accumulate) {
+    for (std::int64_t i = 0; i < rows; i += kLanes) {
+      for (std::int64_t c = 0; c < dim; c += kLanes) {
+        Vec in[kLanes], out[kLanes];
+#pragma GCC unroll 16
+        for (int x = 0; x < kLanes; ++x) in[x] = load(dq_t + (c + x) * lanes + lane + i);
+        transpose_block(in, out);
+        for (std::int64_t r = 0; r < min_of<std::int64_t>(kLanes, rows - i); ++r) {
+          float* to = dq + (i + r) * dim + c;
+          store(to, accumulate ? load(to) + out[r] : out[r]);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace
+}  // namespace onepass::cpu::ONEPASS_ISA
