@@ -133,7 +133,8 @@ struct GroupStep {
       const IntVec large = is_large(reference[x]);
       for (std::int64_t j = 0; j < keys; ++j) {
         float* s = scratch.s + j * kWidth + x * kLanes;
-        const Vec product = _mm512_mul_round_ps((__m512)load(s), (__m512)factor(), _MM_FROUND_CUR_DIRECTION);
+        Vec product = load(s) * factor();
+        asm("" : "+v"(product));  // rounded: no multiply-add
         store(s, select(large, (product - reference[x]) / factor(), load(s)));
       }
       reference[x] = select(large, Vec{}, reference[x]);
