@@ -134,6 +134,18 @@ struct ForwardTask {
     return block;
   }
 
+  /// Asks for a group's share of the keys [begin, end), the next block's. The hardware's own prefetch does not cross
+  /// pages.
+  void prefetch(std::int64_t n, std::int64_t begin, std::int64_t end) const {
+    const std::int64_t keys = max_of<std::int64_t>(end - begin, 0), kv_head = problem.kv_head(head);
+    for (std::int64_t j = begin + keys * n / count(); j < begin + keys * (n + 1) / count(); ++j) {
+      const Bf16* k = row_as<StoreBf16>(operands.k, b, sequence.k_row + j, kv_head);
+      const Bf16* v = row_as<StoreBf16>(operands.v, b, sequence.k_row + j, kv_head);
+      for (std::int64_t c = 0; c < problem.head_dim; c += 32) __builtin_prefetch(k + c, 0, 2);
+      for (std::int64_t c = 0; c < problem.head_dim_v; c += 32) __builtin_prefetch(v + c, 0, 2);
+    }
+  }
+
   template <int kN>
   void add(RowGroup& g, const HeadScore& h, const KeyBlock& block, std::int64_t begin, std::int64_t end) const {
     const bool exact = static_cast<bool>(operands.lse);
@@ -155,6 +167,7 @@ struct ForwardTask {
       const KeyBlock block = make_block(start, begin, end);
       for (std::int64_t n = 0; n < count(); ++n) {
         RowGroup& g = groups[n];
+        prefetch(n, start + kBlock, min_of(start + 2 * kBlock, seen.end));
         const std::int64_t from = max_of(start, g.any.begin / kPiece * kPiece), to = min_of(end, g.any.end);
         if (from >= to) continue;
         constexpr int kFewest = Tiles::kFewestVectors;
@@ -263,13 +276,10 @@ void forward_bf16(const Problem& problem, const ForwardOperands& operands, const
       const auto count = [&](const Sequence& s) { return blocks(s) * problem.heads_q; };
       const std::int64_t task = cursor.seek(problem, queue->pop(), count);
       if (task < 0) return;
-      // The last rows first: under a causal mask they are the longest tasks.
+      // Head by head, whose keys stay in the cache; its last rows first, the longest tasks under a causal mask.
       const Sequence& s = cursor.sequence;
-      const std::int64_t i0 = (blocks(s) - 1 - task / problem.heads_q) * plan.rows;
-      ForwardTask<Tiles>{
-          problem, operands, plan, scratch, s, cursor.b, task % problem.heads_q, i0, min_of(plan.rows, s.q_length - i0),
-          !plain,  {}}
-          .run();
+      const std::int64_t i0 = (blocks(s) - 1 - task % blocks(s)) * plan.rows, rows = min_of(plan.rows, s.q_length - i0);
+      ForwardTask<Tiles>{problem, operands, plan, scratch, s, cursor.b, task / blocks(s), i0, rows, !plain, {}}.run();
     }
   });
 }
