@@ -116,19 +116,36 @@ __attribute__((noinline)) void scores(const float* q_t, const KeyBlock& block, s
                                       float* s, float* largest) {
   Vec top[kN];
   for (int v = 0; v < kN; ++v) top[v] = load(largest + v * kLanes);
+  // Long dot products in two halves, each rounded by itself.
+  const std::int64_t half = block.dim > 64 ? block.dim / 2 : 0;
   for_row_tiles(
       end - begin, [&](std::int64_t row, auto count) __attribute__((always_inline)) {
         const std::int64_t j = begin + row;
         for (std::int64_t x = j; x < min_of(j + count.value, block.ahead); ++x) {
           prefetch_row(block.k + (x + kBlockK) * block.k_row, block.dim);
         }
-        product_tile<count.value, kN>(
-            block.k + j * block.k_row, block.k_row, 1, q_t, kWidth, block.dim,
-            [](int, int) __attribute__((always_inline)) { return Vec{}; },
-            [&](int r, int v, Vec x) __attribute__((always_inline)) {
-              store(s + (j + r) * kWidth + v * kLanes, x);
-              top[v] = max(top[v], x);
-            });
+        const float* k = block.k + j * block.k_row;
+        const auto product = [&](std::int64_t c, std::int64_t depth, auto&& take) __attribute__((always_inline)) {
+          product_tile<count.value, kN>(
+              k + c, block.k_row, 1, q_t + c * kWidth, kWidth, depth,
+              [](int, int) __attribute__((always_inline)) { return Vec{}; }, take);
+        };
+        const auto put = [&](int r, int v, Vec x) __attribute__((always_inline)) {
+          store(s + (j + r) * kWidth + v * kLanes, x);
+        };
+        const auto put_last = [&](int r, int v, Vec x) __attribute__((always_inline)) {
+          put(r, v, x);
+          top[v] = max(top[v], x);
+        };
+        if (half == 0) {
+          product(0, block.dim, put_last);
+        } else {
+          product(0, half, put);
+          product(
+              half, block.dim - half, [&](int r, int v, Vec x) __attribute__((always_inline)) {
+                put_last(r, v, x + load(s + (j + r) * kWidth + v * kLanes));
+              });
+        }
       });
   for (int v = 0; v < kN; ++v) store(largest + v * kLanes, top[v]);
 }

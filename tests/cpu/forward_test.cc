@@ -1,12 +1,10 @@
 // The float32 forward on every instruction set of this machine.
-#include <gtest/gtest.h>
 #include <sys/mman.h>
 
 #include <cmath>
 #include <cstring>
 
-#include "check/compare.h"
-#include "check/sweep.h"
+#include "kit/kit.h"
 
 namespace onepass {
 namespace {
@@ -48,14 +46,10 @@ void expect_right(const CaseSpec& spec, const std::vector<int>& threads = {1}) {
 
 TEST(Forward, RandomCases) {
   check::Sweep sweep;
-  sweep.cases = 600 / kThin;
+  sweep.first_seed = kit::first_seed();
+  sweep.cases = kit::scaled(600);
   sweep.threads = {1, 2, 3, 8};
-  const auto kernels = forward_kernels();
-  for (const check::Tally& tally : check::run_sweep(kernels, sweep)) {
-    EXPECT_EQ(tally.failed, 0) << tally.kernel->name << " " << dtype_name(tally.dtype);
-    for (const std::string& failure : tally.failures) ADD_FAILURE() << failure;
-    EXPECT_GT(tally.cases, 0);
-  }
+  kit::expect_sweep(forward_kernels(), sweep);
 }
 
 TEST(Forward, EveryLengthAgainstTheTiles) {
