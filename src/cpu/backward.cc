@@ -25,18 +25,17 @@ void finish_query_gradient(const Backward& call, const Sequence& sequence, std::
 void run_tile(const Backward& call, const Scratch& t, const Sequence& sequence, const HeadScore& h, std::int64_t j0,
               std::int64_t keys, bool k_finite, const QueryBlock& block) {
   const BackwardPlan& plan = call.plan;
-  const Interval seen = sequence.visible_to_any(block.i0, block.i0 + block.rows);
-  const std::int64_t begin = max_of<std::int64_t>(seen.begin - j0, 0), end = min_of(seen.end - j0, keys);
-  add_key_gradients(plan, call.problem, t, block, h, j0, begin, end);
+  add_key_gradients(plan, call.problem, t, block, sequence, h, j0);
 
   const std::int64_t turn = j0 / plan.block_k, seq = sequence.q_row + block.i0;
   std::int32_t* ticket = call.ticket(sequence, h.batch, h.head, block.i0 / kBlockQ);
   wait_for(ticket, static_cast<std::int32_t>(turn));
   if (call.x.grad_q && plan.dim > 0) {
+    const Interval seen = sequence.visible_to_any(block.i0, block.i0 + block.rows);
     float* dq = plan.direct_dq ? reinterpret_cast<float*>(call.x.grad_q.row(h.batch, seq, h.head))
                                : call.dq(h.batch, h.head, seq);
     const bool first = turn == seen.begin / plan.block_k;
-    add_query_gradient(plan, t, block, dq, plan.direct_dq ? call.x.grad_q.stride_seq : plan.dim, begin, end, !first,
+    add_query_gradient(plan, t, block, sequence, j0, dq, plan.direct_dq ? call.x.grad_q.stride_seq : plan.dim, !first,
                        k_finite);
     if (seen.end <= j0 + keys) finish_query_gradient(call, sequence, h.batch, h.head, block.i0, block.rows);
   }

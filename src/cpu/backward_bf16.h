@@ -72,8 +72,9 @@ struct KeyBlockTask {
     const PairPlan& plan = call.plan;
     const std::int64_t lane = n * kWidth, lanes = lane / kLanes * kLayout.lane_group;
     const std::int64_t count = min_of(kPairPiece, keys - key);
-    Products::scores(t.s, t.k + key * plan.dim, plan.dim, t.q_t + lanes, kBlock, count, plan.depth);
-    Products::scores(t.dp, t.v + key * plan.dim_v, plan.dim_v, t.dout_t + lanes, kBlock, count, plan.depth_v);
+    Products::scores({t.s, t.dp, t.k + key * plan.dim, t.v + key * plan.dim_v, t.q_t + lanes, t.dout_t + lanes,
+                      plan.dim, plan.dim_v, plan.depth, plan.depth_v},
+                     kBlock, count);
 
     constexpr std::int64_t kFarthest = std::int64_t{1} << 30;
     const auto shift = [&](std::int64_t bound) {
@@ -122,8 +123,9 @@ struct KeyBlockTask {
       if (first >= last) continue;
       last = min_of(last, round_up(rows.count, Products::kDepth));
       const std::int64_t count = min_of(kPairPiece, keys - key);
-      Products::add_key_gradient(t.dv + key * plan.dim_v, plan.dim_v, t.p, kBlock, t.dout, count, first, last);
-      Products::add_key_gradient(t.dk + key * plan.dim, plan.dim, t.ds, kBlock, t.q, count, first, last);
+      Products::add_key_gradients(
+          {t.dv + key * plan.dim_v, t.dk + key * plan.dim, t.p, t.ds, t.dout, t.q, plan.dim_v, plan.dim}, kBlock, count,
+          first, last);
     }
   }
 

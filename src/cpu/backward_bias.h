@@ -22,21 +22,20 @@ inline BiasRegions bias_regions(const Backward& call) {
           parts(g.stride_q, ceil_div(p.seq_q, kBlockQ)), parts(g.stride_k, ceil_div(p.seq_k, call.plan.block_k))};
 }
 
-/// Adds dS of one head's query rows [block] and keys [j0, j0 + keys) to sum[key or one][kBlockQ].
-inline void add_bias_tile(const Backward& call, const Scratch& t, const QueryBlock& block, const HeadScore& h,
-                          std::int64_t j0, Interval keys, float* sum, bool per_key) {
+/// Adds dS of a query block to sum[key or one][kBlockQ].
+inline void add_bias_tile(const Backward& call, const Scratch& t, const QueryBlock& block, const Sequence& sequence,
+                          const HeadScore& h, std::int64_t j0, float* sum, bool per_key) {
   float* ds = t.cap_slope;  // a tile of a piece, free here: the gradient of the score needs no slope
-  for (std::int64_t key = keys.begin; key < keys.end; key += kPiece) {
-    const std::int64_t count = min_of(kPiece, keys.end - key);
-    score_piece<false>(call.plan, call.problem, t, ds, block, h, j0, key, count);
-    for (std::int64_t j = 0; j < count; ++j) {
-      float* row = sum + (per_key ? key + j : 0) * kBlockQ;
-      for (std::int64_t lane = 0; lane < block.rows; lane += kLanes) {
+  for_each_piece(block, sequence, j0, [&](const Piece& piece) {
+    score_piece<false>(call.plan, call.problem, t, ds, block, h, j0, piece);
+    for (std::int64_t j = 0; j < piece.keys; ++j) {
+      float* row = sum + (per_key ? piece.key + j : 0) * kBlockQ;
+      for (std::int64_t lane = piece.lane; lane < piece.lane + piece.lanes; lane += kLanes) {
         const IntVec exists = lane_index() < static_cast<std::int32_t>(block.rows - lane);
         store(row + lane, load(row + lane) + select(exists, load(ds + j * kBlockQ + lane), Vec{}));
       }
     }
-  }
+  });
 }
 
 /// One head of one item: its query rows [i0, i1) against its keys [j0, j1), at most block_k of them.
@@ -54,9 +53,7 @@ inline void add_bias_region(const Backward& call, const Scratch& t, const Sequen
   QueryBlock block;
   for (std::int64_t i = first; i < last; i += kBlockQ) {
     load_query_block(call, t, sequence, b, head, i, j0, j1 - j0, block);
-    const Interval keys = sequence.visible_to_any(i, i + block.rows);
-    add_bias_tile(call, t, block, h, j0, {max_of(keys.begin - j0, std::int64_t{0}), min_of(keys.end, j1) - j0}, sum,
-                  per_key);
+    add_bias_tile(call, t, block, sequence, h, j0, sum, per_key);
   }
 }
 

@@ -54,7 +54,7 @@ inline BackwardPlan plan_backward(const Problem& problem, int threads) {
   const std::int64_t dims = p.dim + p.dim_v;
   std::int64_t blocks_k = max_of<std::int64_t>(ceil_div(problem.seq_k, dims <= 512 ? 384 : 192), 1), tasks = 0;
   for (;; blocks_k *= 2) {
-    p.block_k = max_of<std::int64_t>(round_up(ceil_div(problem.seq_k, blocks_k), kRows), kRows);
+    p.block_k = max_of<std::int64_t>(round_up(ceil_div(problem.seq_k, blocks_k), 48), 48);  // pieces and edges
     tasks = problem.heads_kv * (packed ? problem.total_k / p.block_k + problem.batch : problem.batch * blocks_k);
     if (threads == 1 || tasks >= 4 * threads || p.block_k <= 48) break;
   }

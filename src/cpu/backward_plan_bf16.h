@@ -6,8 +6,8 @@
 namespace onepass::cpu::ONEPASS_ISA {
 namespace {
 
-/// Everything here but `workers` follows from the problem's sizes alone, so that a workspace fits every content and
-/// results have the same bits for any number of threads.
+/// Everything here follows from the problem's sizes and the number of threads, so that a workspace fits every content.
+/// Results have the same bits for any number of threads.
 ///
 /// Workspace in bytes, each part rounded up to 64:
 ///   320                            counters of the task queues, largest magnitudes of the operands
@@ -41,6 +41,23 @@ struct PairScratch {
   float* dq_t;                       // [dim][block_q] for products that make dQ^T
 };
 
+/// S^T = K Q^T and dP^T = V dO^T, for one piece of keys.
+struct ScoreOperands {
+  float *s, *dp;         // [kPairPiece][kWidth]
+  const Bf16 *k, *v;     // rows dim and dim_v apart
+  const Bf16 *q, *dout;  // packed to contract columns, at the first of kWidth lanes
+  std::int64_t dim, dim_v;
+  std::int64_t depth, depth_v;  // contracted
+};
+
+/// dV += P^T dO and dK += dS^T Q, for one piece of keys.
+struct KeyGradientOperands {
+  float *dv, *dk;        // rows dim_v and dim apart
+  const Bf16 *p, *ds;    // at the first query row
+  const Bf16 *dout, *q;  // packed to contract rows
+  std::int64_t dim_v, dim;
+};
+
 template <class Products>
 std::int64_t carve_scratch(const PairPlan& plan, char* base, PairScratch* s) {
   std::int64_t used = 0;
@@ -71,15 +88,18 @@ std::int64_t carve_scratch(const PairPlan& plan, char* base, PairScratch* s) {
   return used;
 }
 
-/// Key rows of a task: as many as let dK and dV stay in the second-level cache, fewer where that leaves few tasks.
+/// Key rows of a task: as many as let dK and dV stay in the second-level cache, fewer where that leaves few tasks. Only
+/// products whose sums do not depend on where the blocks end may ask for the number of threads.
 template <class Products>
-std::int64_t choose_block_k(const Problem& problem, const PairPlan& plan) {
+std::int64_t choose_block_k(const Problem& problem, const PairPlan& plan, int threads) {
+  const std::int64_t wanted = Products::kBlocksChangeBits ? 16 : threads > 1 ? 4 * threads : 0;
   const auto tasks = [&](std::int64_t keys) {
     return problem.heads_kv * (problem.mask.varlen ? problem.total_k / keys + problem.batch
                                                    : problem.batch * ceil_div(problem.seq_k, keys));
   };
   std::int64_t keys = Products::kMostKeys;
-  while (keys > 64 && (keys * (plan.dim + plan.dim_v) > Products::kCachedElements || tasks(keys) < 8)) keys /= 2;
+  while (keys > 64 && keys * (plan.dim + plan.dim_v) > Products::kCachedElements) keys /= 2;
+  while (keys > Products::kFewestKeys && tasks(keys) < wanted) keys /= 2;
   return clamp_to<std::int64_t>(round_up(problem.seq_k, kPairPiece), kPairPiece, keys);
 }
 
@@ -97,7 +117,7 @@ PairPlan plan_pairs(const Problem& problem, int threads) {
   p.depth = round_up(dim, Products::kDepth);
   p.depth_v = round_up(dim_v, Products::kDepth);
   p.modified = problem.score.modified();
-  p.block_k = choose_block_k<Products>(problem, p);
+  p.block_k = choose_block_k<Products>(problem, p, threads);
 
   const double pairs =
       static_cast<double>(problem.heads_q) * static_cast<double>(p.rows) * static_cast<double>(problem.seq_k);

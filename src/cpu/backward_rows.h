@@ -81,19 +81,25 @@ inline void load_query_block(const Backward& call, const Scratch& t, const Seque
   transpose_rows(t.dout_t, kBlockQ, t.dout, call.plan.dim_v, rows, problem.head_dim_v);
 
   const float *l = call.x.lse.row(b, head, seq), *d = call.d(b, head, seq);
-  const Interval all = sequence.visible_to_all(i0, i0 + rows);
-  block.masked = all.begin > j0 || all.end < j0 + keys;
+  const auto within = [&](Interval x) {  // keys of the block, counted from its first
+    const std::int64_t begin = clamp_to<std::int64_t>(x.begin - j0, 0, keys);
+    return Interval{begin, clamp_to(x.end - j0, begin, keys)};
+  };
+  block.any = within(sequence.visible_to_any(i0, i0 + rows));
+  block.all = within(sequence.visible_to_all(i0, i0 + rows));
+  block.empty_row = false;
   for (std::int64_t i = 0; i < kBlockQ; ++i) {
     const bool seen = i < rows && l[i] != -kInf;
     block.l[i] = seen ? l[i] : kInf;
     block.d[i] = seen ? d[i] : 0;
-    if (i < rows && !seen) block.masked = true;
+    block.empty_row = block.empty_row || (i < rows && !seen);
   }
+  block.masked = block.empty_row || block.all.begin > block.any.begin || block.all.end < block.any.end;
   if (!block.masked) return;
   for (std::int64_t i = 0; i < kBlockQ; ++i) {
-    const Interval visible = i < rows && block.l[i] != kInf ? sequence.visible(i0 + i) : Interval{};
-    block.lo[i] = static_cast<std::int32_t>(clamp_to<std::int64_t>(visible.begin - j0, 0, keys));
-    block.hi[i] = static_cast<std::int32_t>(clamp_to<std::int64_t>(visible.end - j0, 0, keys));
+    const Interval visible = within(i < rows && block.l[i] != kInf ? sequence.visible(i0 + i) : Interval{});
+    block.lo[i] = static_cast<std::int32_t>(visible.begin);
+    block.hi[i] = static_cast<std::int32_t>(visible.end);
   }
   block.finite = all_finite(t.q, rows * call.plan.dim) && all_finite(t.dout, rows * call.plan.dim_v);
 }

@@ -9,16 +9,52 @@
 namespace onepass::cpu::ONEPASS_ISA {
 namespace {
 
-/// The query rows of one tile and what they see of the key block.
+/// The query rows of one tile and what they see of the key block, keys counted from the block's first.
 struct QueryBlock {
   std::int64_t i0 = 0, rows = 0;
-  bool masked = false;           // some pair is hidden: outside the mask, or the row has lse -inf
+  Interval any, all;             // keys that one row sees, that every row sees
+  bool empty_row = false;        // a row has lse -inf
+  bool masked = false;           // a pair of a row and a key in `any` is hidden: by the mask, or the row is empty
   bool finite = true;            // q and dout hold no NaN or Inf; known only if masked
   alignas(64) float l[kBlockQ];  // lse; +inf where nothing is to be seen, so that P = 0
   alignas(64) float d[kBlockQ];
-  alignas(64) std::int32_t lo[kBlockQ],
-      hi[kBlockQ];  // if masked: row sees keys lo <= j < hi, counted from the block's first
+  alignas(64) std::int32_t lo[kBlockQ];  // if masked: the row sees keys lo <= j < hi
+  alignas(64) std::int32_t hi[kBlockQ];
+
+  bool sees(std::int64_t i, std::int64_t j) const { return lo[i] <= j && j < hi[i]; }
 };
+
+/// What is computed at once: keys of the block by lanes of the query block.
+struct Piece {
+  std::int64_t key, keys, lane, lanes;
+  bool masked;
+};
+
+/// Cuts the pairs of a block into pieces: as large as they may be where every row sees every key, steps of kEdge keys
+/// and lanes along the mask's edges, so that little is computed in vain. Edges lie on multiples of kEdge from the
+/// sequence's first key: the cut is the same for every block_k, a multiple of kEdge.
+inline constexpr std::int64_t kEdge = 16;
+static_assert(kEdge % kLanes == 0 && kBlockQ % kEdge == 0);
+
+template <class F>
+ONEPASS_INLINE void for_each_piece(const QueryBlock& block, const Sequence& sequence, std::int64_t j0, F&& f) {
+  const auto [begin, end] = block.any;
+  const std::int64_t lanes = round_up(block.rows, kLanes);
+  const std::int64_t inner_begin = block.all.begin <= begin ? begin : min_of(round_up(block.all.begin, kEdge), end);
+  const std::int64_t inner_end = max_of(inner_begin, block.all.end >= end ? end : block.all.end / kEdge * kEdge);
+  for (std::int64_t key = begin, next; key < end; key = next) {
+    if (key >= inner_begin && key < inner_end) {
+      next = min_of(key + kPiece, inner_end);
+      f(Piece{key, next - key, 0, lanes, block.empty_row});
+      continue;
+    }
+    next = min_of(key / kEdge * kEdge + kEdge, end);
+    const Interval rows = sequence.rows_seeing(j0 + key, j0 + next);
+    const std::int64_t first = max_of<std::int64_t>(rows.begin - block.i0, 0) / kEdge * kEdge;
+    const std::int64_t last = min_of(round_up(rows.end - block.i0, kEdge), lanes);
+    f(Piece{key, next - key, first, last - first, true});
+  }
+}
 
 ONEPASS_INLINE IntVec load_ints(const std::int32_t* p) {
   return as_int(load(reinterpret_cast<const float*>(p)));
@@ -106,26 +142,27 @@ inline bool all_finite(const float* x, std::int64_t count) {
 
 // ---- P and dS ----
 
-/// Turns S^T and dP^T of the keys [key, key + keys) of the block (j0: the block's first key) into P^T, dropped where
-/// there is dropout, and dS^T; with kRaw the gradient of the raw product, through the softcap, else of the score.
+/// Turns S^T and dP^T of a piece into P^T, dropped where there is dropout, and dS^T; with kRaw the gradient of the raw
+/// product, through the softcap, else of the score. j0: the block's first key.
 template <bool kModified, bool kRaw>
-void weigh(const Scratch& t, float* ds, const QueryBlock& block, const HeadScore& h, std::int64_t j0, std::int64_t key,
-           std::int64_t keys, bool dropout) {
-  const std::int64_t lanes = round_up(block.rows, kLanes);
+void weigh(const Scratch& t, float* ds, const QueryBlock& block, const HeadScore& h, std::int64_t j0,
+           const Piece& piece, bool dropout) {
   const float scale = static_cast<float>(h.spec->scale);
   if constexpr (kModified) {
-    for (std::int64_t x = 0; x < keys * kBlockQ; x += kLanes) store(t.p + x, load(t.p + x) * scale);
-    for (std::int64_t x = 0; x < keys * kBlockQ && dropout; x += kLanes) store(t.keep + x, broadcast(1));
-    for (std::int64_t lane = 0; lane < block.rows; lane += kWidth) {
-      const std::int64_t rows = min_of<std::int64_t>(kWidth, block.rows - lane);
-      modify_scores(h, t.p + lane, keys, block.i0 + lane, rows, j0 + key, kRaw ? t.cap_slope + lane : nullptr, kBlockQ);
-      if (dropout) drop_tile(h, t.keep + lane, keys, block.i0 + lane, j0 + key, kBlockQ);
+    const std::int64_t size = piece.keys * kBlockQ;
+    for (std::int64_t x = 0; x < size; x += kLanes) store(t.p + x, load(t.p + x) * scale);
+    for (std::int64_t x = 0; x < size && dropout; x += kLanes) store(t.keep + x, broadcast(1));
+    for (std::int64_t lane = piece.lane / kWidth * kWidth; lane < piece.lane + piece.lanes; lane += kWidth) {
+      const std::int64_t i = block.i0 + lane, rows = min_of<std::int64_t>(kWidth, block.rows - lane),
+                         j = j0 + piece.key;
+      modify_scores(h, t.p + lane, piece.keys, i, rows, j, kRaw ? t.cap_slope + lane : nullptr, kBlockQ);
+      if (dropout) drop_tile(h, t.keep + lane, piece.keys, i, j, kBlockQ);
     }
   }
   const bool capped = kModified && kRaw && h.spec->softcap != 0;
-  for (std::int64_t j = 0; j < keys; ++j) {
-    const std::int32_t at = static_cast<std::int32_t>(key + j);
-    for (std::int64_t lane = 0; lane < lanes; lane += kLanes) {
+  for (std::int64_t j = 0; j < piece.keys; ++j) {
+    const std::int32_t at = static_cast<std::int32_t>(piece.key + j);
+    for (std::int64_t lane = piece.lane; lane < piece.lane + piece.lanes; lane += kLanes) {
       const std::int64_t x = j * kBlockQ + lane;
       // Subtracted before the change of base: exact where score and lse are large and near.
       Vec p = exp((kModified ? load(t.p + x) : load(t.p + x) * scale) - load(block.l + lane));
@@ -135,7 +172,7 @@ void weigh(const Scratch& t, float* ds, const QueryBlock& block, const HeadScore
       Vec gradient = p * (dp - load(block.d + lane));
       if (capped) gradient *= load(t.cap_slope + x);
       if (kModified && dropout) p *= keep;
-      if (block.masked) {
+      if (piece.masked) {
         const IntVec visible = (load_ints(block.lo + lane) <= at) & (load_ints(block.hi + lane) > at);
         p = select(visible, p, Vec{});
         gradient = select(visible, gradient, Vec{});
@@ -146,58 +183,69 @@ void weigh(const Scratch& t, float* ds, const QueryBlock& block, const HeadScore
   }
 }
 
-/// S^T, dP^T and from them P^T (t.p) and dS^T (ds) of `keys` <= kPiece keys.
+/// S^T, dP^T and from them P^T (t.p) and dS^T (ds) of a piece.
 template <bool kRaw>
 inline void score_piece(const BackwardPlan& plan, const Problem& problem, const Scratch& t, float* ds,
-                        const QueryBlock& block, const HeadScore& h, std::int64_t j0, std::int64_t key,
-                        std::int64_t keys) {
-  const std::int64_t vectors = ceil_div(block.rows, kLanes);
-  multiply<Sum::chunks>(t.p, kBlockQ, t.k + key * plan.dim, plan.dim, 1, t.q_t, kBlockQ, keys, vectors,
-                        problem.head_dim);
-  multiply<Sum::chunks>(ds, kBlockQ, t.v + key * plan.dim_v, plan.dim_v, 1, t.dout_t, kBlockQ, keys, vectors,
-                        problem.head_dim_v);
+                        const QueryBlock& block, const HeadScore& h, std::int64_t j0, const Piece& piece) {
+  const std::int64_t vectors = piece.lanes / kLanes, lane = piece.lane;
+  multiply<Sum::chunks>(t.p + lane, kBlockQ, t.k + piece.key * plan.dim, plan.dim, 1, t.q_t + lane, kBlockQ, piece.keys,
+                        vectors, problem.head_dim);
+  multiply<Sum::chunks>(ds + lane, kBlockQ, t.v + piece.key * plan.dim_v, plan.dim_v, 1, t.dout_t + lane, kBlockQ,
+                        piece.keys, vectors, problem.head_dim_v);
   if (plan.modified) {
-    weigh<true, kRaw>(t, ds, block, h, j0, key, keys, problem.score.dropout.threshold != 0);
+    weigh<true, kRaw>(t, ds, block, h, j0, piece, problem.score.dropout.threshold != 0);
   } else {
-    weigh<false, kRaw>(t, ds, block, h, j0, key, keys, false);
+    weigh<false, kRaw>(t, ds, block, h, j0, piece, false);
   }
 }
 
-/// dV and dK of the key block, all but dQ of the tile; leaves dS^T of the keys [begin, end) in t.ds.
+/// dV and dK of the key block, all but dQ of the tile; leaves dS^T in t.ds.
 inline void add_key_gradients(const BackwardPlan& plan, const Problem& problem, const Scratch& t,
-                              const QueryBlock& block, const HeadScore& h, std::int64_t j0, std::int64_t begin,
-                              std::int64_t end) {
-  for (std::int64_t key = begin; key < end; key += kPiece) {
-    const std::int64_t keys = min_of(kPiece, end - key);
+                              const QueryBlock& block, const Sequence& sequence, const HeadScore& h, std::int64_t j0) {
+  const std::int64_t dim = plan.dim, dim_v = plan.dim_v;
+  for_each_piece(block, sequence, j0, [&](const Piece& piece) {
+    const std::int64_t key = piece.key, keys = piece.keys, lane = piece.lane;
     float* ds = t.ds + key * kBlockQ;
-    score_piece<true>(plan, problem, t, ds, block, h, j0, key, keys);
-    float *dv = t.dv + key * plan.dim_v, *dk = t.dk + key * plan.dim;
-    if (!block.masked || block.finite) {
-      multiply<Sum::onto>(dv, plan.dim_v, t.p, kBlockQ, 1, t.dout, plan.dim_v, keys, plan.dim_v / kLanes, block.rows);
-      multiply<Sum::onto>(dk, plan.dim, ds, kBlockQ, 1, t.q, plan.dim, keys, plan.dim / kLanes, block.rows);
+    score_piece<true>(plan, problem, t, ds, block, h, j0, piece);
+    const std::int64_t rows = min_of(piece.lanes, block.rows - lane);
+    const float *p = t.p + lane, *dout = t.dout + lane * dim_v, *q = t.q + lane * dim;
+    float *dv = t.dv + key * dim_v, *dk = t.dk + key * dim;
+    ds += lane;
+    if (!piece.masked || block.finite) {
+      multiply<Sum::onto>(dv, dim_v, p, kBlockQ, 1, dout, dim_v, keys, dim_v / kLanes, rows);
+      multiply<Sum::onto>(dk, dim, ds, kBlockQ, 1, q, dim, keys, dim / kLanes, rows);
     } else {
-      const auto visible = [&](std::int64_t j, std::int64_t i) {
-        return block.lo[i] <= key + j && key + j < block.hi[i];
-      };
-      multiply_visible(dv, plan.dim_v, t.p, kBlockQ, 1, t.dout, plan.dim_v, keys, plan.dim_v / kLanes, block.rows, true,
-                       visible);
-      multiply_visible(dk, plan.dim, ds, kBlockQ, 1, t.q, plan.dim, keys, plan.dim / kLanes, block.rows, true, visible);
+      const auto visible = [&](std::int64_t j, std::int64_t i) { return block.sees(lane + i, key + j); };
+      multiply_visible(dv, dim_v, p, kBlockQ, 1, dout, dim_v, keys, dim_v / kLanes, rows, true, visible);
+      multiply_visible(dk, dim, ds, kBlockQ, 1, q, dim, keys, dim / kLanes, rows, true, visible);
     }
-  }
+  });
 }
 
-/// dQ of the block (+)= dS K over the keys [begin, end); dq_row: distance of its rows.
-inline void add_query_gradient(const BackwardPlan& plan, const Scratch& t, const QueryBlock& block, float* dq,
-                               std::int64_t dq_row, std::int64_t begin, std::int64_t end, bool accumulate,
-                               bool k_finite) {
-  const float *ds = t.ds + begin * kBlockQ, *k = t.k + begin * plan.dim;
-  if (!block.masked || k_finite) {
-    (accumulate ? multiply<Sum::onto> : multiply<Sum::fresh>)(dq, dq_row, ds, 1, kBlockQ, k, plan.dim, block.rows,
-                                                              plan.dim / kLanes, end - begin);
-  } else {
-    multiply_visible(
-        dq, dq_row, ds, 1, kBlockQ, k, plan.dim, block.rows, plan.dim / kLanes, end - begin, accumulate,
-        [&](std::int64_t i, std::int64_t j) { return block.lo[i] <= begin + j && begin + j < block.hi[i]; });
+/// dQ of the block (+)= dS K; dq_row: distance of its rows. The rows along the mask's edges take only the keys they
+/// see.
+inline void add_query_gradient(const BackwardPlan& plan, const Scratch& t, const QueryBlock& block,
+                               const Sequence& sequence, std::int64_t j0, float* dq, std::int64_t dq_row,
+                               bool accumulate, bool k_finite) {
+  const bool edge = block.all.begin > block.any.begin || block.all.end < block.any.end;
+  const std::int64_t step = edge ? kEdge : kBlockQ;
+  for (std::int64_t i = 0; i < block.rows; i += step) {
+    const std::int64_t rows = min_of(step, block.rows - i);
+    Interval keys = block.any;
+    if (edge) {
+      const Interval seen = sequence.visible_to_any(block.i0 + i, block.i0 + i + rows);
+      keys.begin = clamp_to(seen.begin - j0, keys.begin, keys.end);
+      keys.end = clamp_to(seen.end - j0, keys.begin, keys.end);
+    }
+    const float *ds = t.ds + keys.begin * kBlockQ + i, *k = t.k + keys.begin * plan.dim;
+    float* out = dq + i * dq_row;
+    if (!block.masked || k_finite) {
+      (accumulate ? multiply<Sum::onto> : multiply<Sum::fresh>)(out, dq_row, ds, 1, kBlockQ, k, plan.dim, rows,
+                                                                plan.dim / kLanes, keys.size());
+    } else {
+      multiply_visible(out, dq_row, ds, 1, kBlockQ, k, plan.dim, rows, plan.dim / kLanes, keys.size(), accumulate,
+                       [&](std::int64_t r, std::int64_t j) { return block.sees(i + r, keys.begin + j); });
+    }
   }
 }
 

@@ -65,9 +65,9 @@ struct PairProducts {
     }
   }
 
-  /// O[kR][32 kN] += P V for the keys [j0, j0 + kStepRun) of each run.
+  /// O[kR][32 kN] += P V for a part of the runs, whose weights begin at `pairs`.
   template <int kR, int kN, int kPass>
-  static ONEPASS_INLINE void value_tile(const Bf16* v, std::int64_t stride, const KeyRuns& keys, std::int64_t j0,
+  static ONEPASS_INLINE void value_tile(const Bf16* v, std::int64_t stride, const KeyRuns& part,
                                         const std::uint32_t* pairs, float* o, std::int64_t o_row, const Ahead& ahead) {
     // lo[0], hi[0], lo[1], ...: columns 0 to 15 of two rows, columns 16 to 31.
     const __m512i left = interleaved(0), right = interleaved(16);
@@ -77,14 +77,14 @@ struct PairProducts {
 #pragma GCC unroll 8
       for (int n = 0; n < 2 * kN; ++n) acc[r][n] = load(o + r * o_row + n * kLanes);
     }
-    for (std::int64_t j = j0; j < j0 + kStepRun; ++j) {
+    for (std::int64_t j = part.first; j < part.first + part.keys; ++j) {
       const std::int64_t near = ahead.near, far = ahead.far(j) + (kPass == 1 ? 64 : 0);
       for (std::int64_t run = 0; run < kRuns; run += 2) {
-        const Bf16 *row = v + (run * keys.apart + j) * stride, *other = row + keys.apart * stride;
+        const Bf16 *row = v + (run * part.apart + j) * stride, *other = row + part.apart * stride;
         __m512bh weight[kR];
 #pragma GCC unroll 2
         for (int r = 0; r < kR; ++r) {
-          const std::uint32_t pair = pairs[r * (kTileKeys / 2) + run / 2 * kPairRun + j - keys.first];
+          const std::uint32_t pair = pairs[r * (kTileKeys / 2) + run / 2 * kPairRun + j - part.first];
           weight[r] = (__m512bh)_mm512_set1_epi32(static_cast<int>(pair));
         }
 #pragma GCC unroll 4
@@ -117,14 +117,14 @@ struct PairProducts {
 
   /// The same for as many columns as there are multiples of 32; returns the first vector that is left.
   template <int kR>
-  static inline std::int64_t values(const Bf16* v, std::int64_t stride, std::int64_t dim_v, const KeyRuns& keys,
-                                    std::int64_t j0, const std::uint32_t* pairs, float* o, std::int64_t o_row,
-                                    const Ahead& ahead, int pass) {
+  static inline std::int64_t values(const Bf16* v, std::int64_t stride, std::int64_t dim_v, const KeyRuns& part,
+                                    const std::uint32_t* pairs, float* o, std::int64_t o_row, const Ahead& ahead,
+                                    int pass) {
     std::int64_t n = 0;
     const auto tile = [&](auto size) __attribute__((always_inline)) {
       constexpr int kN = decltype(size)::value;
       const auto run = [&](auto which) __attribute__((always_inline)) {
-        value_tile<kR, kN, decltype(which)::value>(v + 32 * n, stride, keys, j0, pairs, o + 32 * n, o_row, ahead);
+        value_tile<kR, kN, decltype(which)::value>(v + 32 * n, stride, part, pairs, o + 32 * n, o_row, ahead);
       };
       pass < 0 ? run(Size<-1>{}) : pass == 0 ? run(Size<0>{}) : run(Size<1>{});
       n += kN;

@@ -11,7 +11,7 @@ namespace {
 /// Keys that all rows see are read as kRuns runs side by side, a multiple of kStepRun keys each: memory serves several
 /// streams in different pages faster than one.
 inline constexpr int kRuns = 4;
-inline constexpr std::int64_t kStepRun = kStepKeys / kRuns;
+inline constexpr std::int64_t kStepRun = kStepKeys / kRuns, kStepRunOfHeads = 4;
 
 /// Keys of a tile: `keys` from `first` on in the first run, the others `apart` from it.
 struct KeyRuns {
@@ -33,21 +33,32 @@ struct Ahead {
   std::int64_t same = 0, next = 0;  // far: within a run; from its end to the run's first rows in the tile read next
   std::int64_t turn = 0;            // the row of a run from which on far is `next`
 
-  static constexpr std::int64_t kNearKeys = 1024, kNearValues = 512, kFar = 4096;  // bytes of each run
-
   ONEPASS_INLINE Ahead() = default;
-  ONEPASS_INLINE Ahead(const Rows& rows, const Rows& after, std::int64_t near_bytes, const KeyRuns& keys) {
-    const std::int64_t bytes = max_of<std::int64_t>(rows.bytes, 1);
-    near = max_of<std::int64_t>(near_bytes / bytes, 1) * rows.stride;
-    const std::int64_t distance = clamp_to<std::int64_t>(kFar / bytes, 1, max_of<std::int64_t>(keys.keys, 1));
+  /// `heads` side by side: rows of each in turn, so that distances count in whole keys.
+  ONEPASS_INLINE Ahead(const Rows& rows, const Rows& after, std::int64_t near_rows, const KeyRuns& keys,
+                       std::int64_t heads) {
+    const std::int64_t far_rows = heads > 1 ? 8 : rows_of(4096, rows);
+    const std::int64_t distance = clamp_to<std::int64_t>(far_rows, 1, max_of<std::int64_t>(keys.keys, 1));
+    near = near_rows * rows.stride;
     turn = keys.first + keys.keys - distance;
     same = distance * rows.stride;
     if (after.data != nullptr && after.stride == rows.stride) {
       next = (after.data - rows.data) + same - (keys.first + keys.keys) * rows.stride;
     }
   }
+  static ONEPASS_INLINE Ahead of_keys(const Rows& k, const Rows& v, const KeyRuns& keys, std::int64_t heads) {
+    return Ahead(k, v, heads > 1 ? 1 : rows_of(1024, k), keys, heads);
+  }
+  static ONEPASS_INLINE Ahead of_values(const Rows& v, const Rows& next_k, const KeyRuns& keys, std::int64_t heads) {
+    return Ahead(v, next_k, heads > 1 ? 0 : rows_of(512, v), keys, heads);
+  }
   /// Far, for row j of the first run.
   ONEPASS_INLINE std::int64_t far(std::int64_t j) const { return j < turn ? same : next; }
+
+ private:
+  static ONEPASS_INLINE std::int64_t rows_of(std::int64_t bytes, const Rows& rows) {
+    return max_of<std::int64_t>(bytes / max_of<std::int64_t>(rows.bytes, 1), 1);
+  }
 };
 
 /// A line and what is prefetched beside it. kLevels: 1 near, 2 far.
@@ -156,9 +167,10 @@ struct FloatProducts {
   }
 };
 
-#if defined(__AVX512F__)
 /// The sums of four steps of 4 rows and one key of each run: s[r][run][4 keys].
-ONEPASS_INLINE void store_transposed_scores(float* s, std::int64_t apart, const Vec (&sums)[4]) {
+ONEPASS_INLINE void store_transposed_scores([[maybe_unused]] float* s, [[maybe_unused]] std::int64_t apart,
+                                            [[maybe_unused]] const Vec* sums) {
+#if defined(__AVX512F__)
   const Vec t0 = _mm512_unpacklo_ps(sums[0], sums[1]), t1 = _mm512_unpackhi_ps(sums[0], sums[1]);
   const Vec t2 = _mm512_unpacklo_ps(sums[2], sums[3]), t3 = _mm512_unpackhi_ps(sums[2], sums[3]);
   const Vec run[kRuns] = {_mm512_shuffle_ps(t0, t2, 0x44), _mm512_shuffle_ps(t0, t2, 0xee),
@@ -170,33 +182,33 @@ ONEPASS_INLINE void store_transposed_scores(float* s, std::int64_t apart, const 
       __builtin_memcpy(s + r * kScoreRow + x * apart, reinterpret_cast<const float*>(&run[x]) + 4 * r, 16);
     }
   }
+#endif
 }
-#endif
 
-/// Scores of a block of kR rows for the keys [j, j + kStepRun) of each run.
+/// Keys of each run that one step of kR rows takes.
+template <int kR>
+inline constexpr int kStepPart = max_of(1, kLanes / kR / kRuns);
+
+/// True if four steps' sums are stored together.
+template <int kR>
+inline constexpr bool kTransposed = kLanes == 16 && kR == 4;
+
+/// Scores of a block of kR rows for the keys [j, j + kStepPart) of each run, into s or, if kTransposed, *sums.
 template <class Products, int kR>
-inline void score_runs(const typename Products::Element* k, std::int64_t stride, const KeyRuns& keys, std::int64_t j,
+inline void score_step(const typename Products::Element* k, std::int64_t stride, const KeyRuns& keys, std::int64_t j,
                        const typename Products::Query* q, std::int64_t pitch, std::int64_t dim, float scale, float* s,
-                       const Ahead& ahead) {
+                       Vec* sums, const Ahead& ahead) {
   constexpr int kKeys = kLanes / kR, kParts = min_of(kRuns, kKeys), kPart = kKeys / kParts;
-  [[maybe_unused]] Vec sums[4];
-  for (std::int64_t n = 0; n < kStepRun; n += kPart, j += kPart) {
 #pragma GCC unroll 4
-    for (int run = 0; run < kRuns; run += kParts) {
-      const typename Products::Element* key[kKeys];
+  for (int run = 0; run < kRuns; run += kParts) {
+    const typename Products::Element* key[kKeys];
 #pragma GCC unroll 16
-      for (int e = 0; e < kKeys; ++e) {
-        key[e] = k + ((run + e / kPart) * keys.apart + j + e % kPart) * stride;
-      }
-      Vec acc[kLanes] = {};
-      Products::template dot<kR>(key, ahead.near, ahead.far(j), q, pitch, dim, acc);
-#if defined(__AVX512F__)
-      if constexpr (kR == 4) {
-        sums[n % 4] = sums_of(acc) * scale;
-        if (n % 4 == 3) store_transposed_scores(s + j - 3, keys.apart, sums);
-        continue;
-      }
-#endif
+    for (int e = 0; e < kKeys; ++e) key[e] = k + ((run + e / kPart) * keys.apart + j + e % kPart) * stride;
+    Vec acc[kLanes] = {};
+    Products::template dot<kR>(key, ahead.near, ahead.far(j), q, pitch, dim, acc);
+    if constexpr (kTransposed<kR>) {
+      *sums = sums_of(acc) * scale;
+    } else {
       store_scores<kR, kParts>(s + run * keys.apart + j, keys.apart, acc, scale);
     }
   }
@@ -281,10 +293,10 @@ inline void value_rows(const typename Store::Element* v, std::int64_t stride, co
                        const KeyRuns& range, const float* p, float* o, std::int64_t o_row, const Ahead& ahead, int pass,
                        std::int64_t n = 0) {
   if (columns.dim_v < kLanes) {
-    for (std::int64_t n_run = 0, run = 0; n_run < range.runs && columns.dim_v > 0; ++n_run, run += range.apart) {
-      for (std::int64_t j = run + range.first; j < run + range.first + range.keys; ++j) {
-        const Vec value = load_part<Store>(v + j * stride, columns.dim_v);
-        for (int r = 0; r < kR; ++r) store(o + r * o_row, load(o + r * o_row) + p[r * kScoreRow + j] * value);
+    for (std::int64_t j = range.first; j < range.first + range.keys && columns.dim_v > 0; ++j) {
+      for (std::int64_t n_run = 0, x = j; n_run < range.runs; ++n_run, x += range.apart) {
+        const Vec value = load_part<Store>(v + x * stride, columns.dim_v);
+        for (int r = 0; r < kR; ++r) store(o + r * o_row, load(o + r * o_row) + p[r * kScoreRow + x] * value);
       }
     }
     return;

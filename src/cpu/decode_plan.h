@@ -92,6 +92,8 @@ struct Decode {
   const ForwardOperands& x;
   DecodePlan plan;
   char* workspace;
+  std::int64_t heads = 1;      // KV heads of a task: several where they lie side by side and have few rows
+  std::int64_t head_rows = 0;  // rows of Q and the scores from one of them to the next
 
   std::int64_t* first_task() const { return reinterpret_cast<std::int64_t*>(workspace + plan.first_task); }
   std::int32_t* left(std::int64_t b, std::int64_t kv_head, std::int64_t row_task) const {
@@ -113,6 +115,20 @@ struct Decode {
     return {q, s, reinterpret_cast<std::uint32_t*>(pairs), pairs + kTaskRows * kTileKeys / 2};
   }
 };
+
+inline Decode make_decode(const Problem& problem, const ForwardOperands& x, const Launch& launch) {
+  Decode call{problem, x, plan_decode(problem, launch.threads), static_cast<char*>(launch.workspace)};
+  const DecodePlan& plan = call.plan;
+  call.head_rows = plan.rows <= 2 ? plan.rows : plan.task_rows;
+  // Memory streams whole keys, not one head's part of them. Every result is the same either way.
+  const bool side_by_side = x.k.stride_head == problem.head_dim && x.v.stride_head == problem.head_dim_v &&
+                            x.k.stride_seq > x.k.stride_head && x.v.stride_seq > x.v.stride_head;
+  if (!side_by_side || call.head_rows == 0) return call;
+  call.heads = clamp_to<std::int64_t>(kTaskRows / call.head_rows, 1, max_of<std::int64_t>(problem.heads_kv, 1));
+  const std::int64_t tasks = problem.heads_kv * plan.row_tasks * plan.chunks;
+  while (call.heads > 1 && tasks < 4 * plan.workers * call.heads) call.heads = (call.heads + 1) / 2;
+  return call;
+}
 
 }  // namespace
 }  // namespace onepass::cpu::ONEPASS_ISA

@@ -4,8 +4,8 @@
 #pragma once
 
 #include "cpu/amx.h"
+#include "cpu/backward_plan_bf16.h"
 #include "cpu/pack.h"
-#include "cpu/pack_bf16.h"
 
 namespace onepass::cpu::ONEPASS_ISA {
 namespace {
@@ -22,13 +22,27 @@ struct RightTiles {
 };
 inline constexpr std::int64_t kTileElements = 512;
 
-/// One unit: 16 rows by 32 columns of C in the accumulators kPair, kPair + 1. Stores the unit before it, if any, which
-/// is in the other two.
+/// A pair of accumulators still to be stored, with the distance of C's rows; c null: none.
+struct PendingPair {
+  float* c = nullptr;
+  std::int64_t row = 0;
+};
+template <int kPair>
+ONEPASS_INLINE void store_pair(PendingPair& pending) {
+  if (pending.c == nullptr) return;
+  tile_store<kPair>(pending.c, 4 * pending.row);
+  tile_store<kPair + 1>(pending.c + 16, 4 * pending.row);
+  pending.c = nullptr;
+}
+
+/// One unit: 16 rows by 32 columns of C in the accumulators kPair, kPair + 1. Stores the unit before it, which is in
+/// the other two.
 template <int kPair, bool kAccumulate>
 ONEPASS_INLINE void tile_unit(float* c, std::int64_t c_row, const LeftTiles& a, std::int64_t m, const RightTiles& b,
-                              std::int64_t n, std::int64_t steps, float* before) {
-  constexpr int kLeft = 4 + kPair / 2, kOther = 2 - kPair;
+                              std::int64_t n, std::int64_t steps, PendingPair& pending) {
+  constexpr int kLeft = 4 + kPair / 2;
   const Bf16 *left = a.at + m * a.row_step, *right = b.at + n * 2 * kTileElements;
+  c += m * 16 * c_row + n * 32;
   if constexpr (kAccumulate) {
     tile_load<kPair>(c, 4 * c_row);
     tile_load<kPair + 1>(c + 16, 4 * c_row);
@@ -42,39 +56,31 @@ ONEPASS_INLINE void tile_unit(float* c, std::int64_t c_row, const LeftTiles& a, 
     tile_load<7>(right + k * b.depth_step + kTileElements, 64);
     tile_dot<kPair, kLeft, 6>();
     tile_dot<kPair + 1, kLeft, 7>();
-    if (k == 0 && before != nullptr) {
-      tile_store<kOther>(before, 4 * c_row);
-      tile_store<kOther + 1>(before + 16, 4 * c_row);
-    }
+    if (k == 0) store_pair<2 - kPair>(pending);
   }
+  pending = {c, c_row};
 }
 
-/// C[16 row_tiles][32 columns] (+)= A B over 32 `steps`, steps > 0.
+/// C[16 row_tiles][32 columns] (+)= A B over 32 `steps`, steps > 0. Starts with a pending pair in the accumulators 2
+/// and 3 and may leave one there.
 template <bool kAccumulate>
 ONEPASS_INLINE void tile_product(float* c, std::int64_t c_row, const LeftTiles& a, const RightTiles& b,
-                                 std::int64_t row_tiles, std::int64_t columns, std::int64_t steps) {
-  const auto place = [&](std::int64_t m, std::int64_t n) { return c + m * 16 * c_row + n * 32; };
+                                 std::int64_t row_tiles, std::int64_t columns, std::int64_t steps,
+                                 PendingPair& pending) {
   const std::int64_t units = row_tiles * columns;
   std::int64_t m = 0, n = 0;
-  float* before = nullptr;
   const auto next = [&] {
-    before = place(m, n);
     if (++m == row_tiles) m = 0, ++n;
   };
   for (std::int64_t unit = 0; unit + 2 <= units; unit += 2) {
-    tile_unit<0, kAccumulate>(place(m, n), c_row, a, m, b, n, steps, before);
+    tile_unit<0, kAccumulate>(c, c_row, a, m, b, n, steps, pending);
     next();
-    tile_unit<2, kAccumulate>(place(m, n), c_row, a, m, b, n, steps, before);
+    tile_unit<2, kAccumulate>(c, c_row, a, m, b, n, steps, pending);
     next();
   }
   if (units % 2 == 1) {
-    tile_unit<0, kAccumulate>(place(m, n), c_row, a, m, b, n, steps, before);
-    next();
-    tile_store<0>(before, 4 * c_row);
-    tile_store<1>(before + 16, 4 * c_row);
-  } else {
-    tile_store<2>(before, 4 * c_row);
-    tile_store<3>(before + 16, 4 * c_row);
+    tile_unit<0, kAccumulate>(c, c_row, a, m, b, n, steps, pending);
+    store_pair<0>(pending);
   }
 }
 
@@ -112,23 +118,32 @@ struct AmxProducts {
   using Scope = TileScope;
   static constexpr std::int64_t kDepth = 32, kColumns = 32;
   static constexpr std::int64_t kBlockQ = 128;
-  static constexpr std::int64_t kMostKeys = 512;
+  static constexpr std::int64_t kMostKeys = 512, kFewestKeys = 128;
   static constexpr std::int64_t kCachedElements = 65536;
+  static constexpr bool kBlocksChangeBits = true;  // dQ gets one sum a block
   static constexpr double kSmallWork = 4e6;
 
   static constexpr PairLayout right_layout(std::int64_t lanes) { return tile_layout(lanes); }
 
-  static ONEPASS_INLINE void scores(float* s, const Bf16* k, std::int64_t dim, const Bf16* q, std::int64_t lanes,
-                                    std::int64_t keys, std::int64_t depth) {
-    tile_product<false>(s, kWidth, {k, dim, 16 * dim, 32}, {q, 32 * lanes}, ceil_div(keys, 16), kWidth / 32,
-                        depth / 32);
+  static ONEPASS_INLINE void scores(const ScoreOperands& x, std::int64_t lanes, std::int64_t keys) {
+    const std::int64_t row_tiles = ceil_div(keys, 16);
+    PendingPair pending;
+    tile_product<false>(x.s, kWidth, {x.k, x.dim, 16 * x.dim, 32}, {x.q, 32 * lanes}, row_tiles, kWidth / 32,
+                        x.depth / 32, pending);
+    tile_product<false>(x.dp, kWidth, {x.v, x.dim_v, 16 * x.dim_v, 32}, {x.dout, 32 * lanes}, row_tiles, kWidth / 32,
+                        x.depth_v / 32, pending);
+    store_pair<2>(pending);
   }
 
-  static ONEPASS_INLINE void add_key_gradient(float* dv, std::int64_t dim, const Bf16* p, std::int64_t lanes,
-                                              const Bf16* dout, std::int64_t keys, std::int64_t begin,
-                                              std::int64_t end) {
-    tile_product<true>(dv, dim, {p + begin, lanes, 16 * lanes, 32}, {dout + begin * dim, 32 * dim}, ceil_div(keys, 16),
-                       dim / 32, (end - begin) / 32);
+  static ONEPASS_INLINE void add_key_gradients(const KeyGradientOperands& x, std::int64_t lanes, std::int64_t keys,
+                                               std::int64_t begin, std::int64_t end) {
+    const std::int64_t row_tiles = ceil_div(keys, 16), steps = (end - begin) / 32;
+    PendingPair pending;
+    tile_product<true>(x.dv, x.dim_v, {x.p + begin, lanes, 16 * lanes, 32}, {x.dout + begin * x.dim_v, 32 * x.dim_v},
+                       row_tiles, x.dim_v / 32, steps, pending);
+    tile_product<true>(x.dk, x.dim, {x.ds + begin, lanes, 16 * lanes, 32}, {x.q + begin * x.dim, 32 * x.dim}, row_tiles,
+                       x.dim / 32, steps, pending);
+    store_pair<2>(pending);
   }
 
   /// K^T, [dim / 16][keys / 32][16][32].

@@ -2,7 +2,7 @@
 // broadcast of pairs.
 #pragma once
 
-#include "cpu/pack_bf16.h"
+#include "cpu/backward_plan_bf16.h"
 #include "cpu/product.h"
 
 namespace onepass::cpu::ONEPASS_ISA {
@@ -67,23 +67,27 @@ struct DotProducts {
   struct Scope {};
   static constexpr std::int64_t kDepth = 2, kColumns = 16;  // contracted lengths and head dims are padded to multiples
   static constexpr std::int64_t kBlockQ = 128;              // query rows packed at a time
-  static constexpr std::int64_t kMostKeys = 256;            // of a task
-  static constexpr std::int64_t kCachedElements = 32768;    // of dK and dV together: they stay in the L2 cache
-  static constexpr double kSmallWork = 1e6;                 // multiply-adds not worth a second thread
+  static constexpr std::int64_t kMostKeys = 512;            // of a task
+  static constexpr std::int64_t kFewestKeys = 64;           // of a task, unless there are fewer
+  static constexpr std::int64_t kCachedElements = 131072;   // of dK and dV together: they stay in the L2 cache
+  static constexpr bool kBlocksChangeBits = false;  // sums are sequential, in ascending order of keys or queries
+  static constexpr double kSmallWork = 1e6;         // multiply-adds not worth a second thread
 
   static constexpr PairLayout right_layout(std::int64_t lanes) { return flat_layout(lanes); }
 
-  /// S^T[keys][64] = K Q^T. K's rows are `dim` apart; q is the first of 64 lanes out of `lanes`.
-  static ONEPASS_INLINE void scores(float* s, const Bf16* k, std::int64_t dim, const Bf16* q, std::int64_t lanes,
-                                    std::int64_t keys, std::int64_t depth) {
-    dot_product(s, kWidth, k, dim, 2, q, 2 * lanes, keys, kVectors, depth / 2, false);
+  /// S^T[keys][64] = K Q^T and dP^T = V dO^T for 64 of `lanes` query rows.
+  static ONEPASS_INLINE void scores(const ScoreOperands& x, std::int64_t lanes, std::int64_t keys) {
+    dot_product(x.s, kWidth, x.k, x.dim, 2, x.q, 2 * lanes, keys, kVectors, x.depth / 2, false);
+    dot_product(x.dp, kWidth, x.v, x.dim_v, 2, x.dout, 2 * lanes, keys, kVectors, x.depth_v / 2, false);
   }
 
-  /// dV[keys][dim] += P^T dO over the query rows [begin, end). P^T's rows are `lanes` apart.
-  static ONEPASS_INLINE void add_key_gradient(float* dv, std::int64_t dim, const Bf16* p, std::int64_t lanes,
-                                              const Bf16* dout, std::int64_t keys, std::int64_t begin,
-                                              std::int64_t end) {
-    dot_product(dv, dim, p + begin, lanes, 2, dout + begin * dim, 2 * dim, keys, dim / kLanes, (end - begin) / 2, true);
+  /// dV += P^T dO and dK += dS^T Q over the query rows [begin, end). P^T's and dS^T's rows are `lanes` apart.
+  static ONEPASS_INLINE void add_key_gradients(const KeyGradientOperands& x, std::int64_t lanes, std::int64_t keys,
+                                               std::int64_t begin, std::int64_t end) {
+    dot_product(x.dv, x.dim_v, x.p + begin, lanes, 2, x.dout + begin * x.dim_v, 2 * x.dim_v, keys, x.dim_v / kLanes,
+                (end - begin) / 2, true);
+    dot_product(x.dk, x.dim, x.ds + begin, lanes, 2, x.q + begin * x.dim, 2 * x.dim, keys, x.dim / kLanes,
+                (end - begin) / 2, true);
   }
 
   /// K as dQ = dS K wants it, [key pair][dim][2].

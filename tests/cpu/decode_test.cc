@@ -157,6 +157,21 @@ TEST(Decode, Strides) {
   }
 }
 
+// Heads side by side are read together, more or fewer of them for more or fewer threads: the same bits.
+TEST(Decode, HeadsSideBySide) {
+  for (const std::int64_t group : {1, 2, 3, 4, 9}) {
+    for (const std::int64_t dim : {7, 40, 64}) {
+      CaseSpec spec = sized(1, 1200, 5 * group, 5, dim);
+      spec.batch = 2;
+      spec.causal = true;
+      expect_right_in_each_type(spec);
+      spec.head_dim_v = 96 - dim;
+      spec.seq_q = 3;
+      expect_right_in_each_type(spec);
+    }
+  }
+}
+
 TEST(Decode, NothingToDo) {
   for (int empty = 0; empty < 4; ++empty) {
     CaseSpec spec = sized(empty == 0 ? 0 : 2, empty == 1 ? 0 : 5, empty == 2 ? 0 : 4, empty == 2 ? 0 : 2, 16);
