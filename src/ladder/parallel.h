@@ -74,7 +74,7 @@ WeighedFlops weigh(const Rung& rung, const Ledger& ledger, double weight = kOthe
 /// problem).
 std::vector<WeighedFlops> weigh_rungs(const Problem& problem, double weight = kOtherWeight);
 
-// ---- A thread block's warps (parallel_warps_forward.cc, parallel_warps_backward.cc) ----
+// ---- A thread block's warps (parallel_warps_*.cc) ----
 
 /// `warps` warps share the work of each Br x Bc tile; Br and Bc are multiples of `warps`.
 struct WarpBlock {
@@ -82,7 +82,7 @@ struct WarpBlock {
   Blocks blocks{64, 64};
 };
 struct WarpCount {
-  Ledger ledger;              // read, written: elements of shared memory; FLOPs of all warps
+  Ledger ledger;              // read, written: elements of shared memory; matmul_flops of all warps
   std::int64_t barriers = 0;  // synchronisations of a thread block's warps, summed over the blocks
   std::int64_t races = 0;     // accesses that meet another warp's without a barrier between: 0 unless one is left out
 
@@ -105,7 +105,7 @@ struct WarpRung {
   const char* writes;
   const char* barriers;
 };
-extern const WarpRung kWarpsSplitK, kWarpsSplitQ, kWarpsBackwardSplitK, kWarpsBackwardSplitQ;
+/// Forward split-K and split-Q, backward split-K and split-Q.
 std::span<const WarpRung> warp_rungs();
 std::string refusal(const Problem& problem, const WarpBlock& block);
 /// L from the forward, D = rowsum(dO O): what the backward warp rungs start from. Uncounted.
