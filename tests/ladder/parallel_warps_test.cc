@@ -1,9 +1,10 @@
 // The warps of a block: they compute attention, move what the formulas say, and need every barrier they have.
+#include "ladder/parallel_warps.h"
+
 #include <gtest/gtest.h>
 
 #include <string>
 
-#include "ladder/parallel.h"
 #include "ladder/rungs.h"
 
 namespace onepass::ladder {
@@ -141,6 +142,46 @@ TEST(ParallelWarps, EveryBarrierIsNeeded) {
     }
     EXPECT_EQ(run(rung, problem(48, 4), {1, {16, 16}}, 1).count.races, 0) << rung.name;  // one warp has no other
   }
+}
+
+TEST(ParallelWarps, RacesAreAccessesWithoutABarrierBetween) {
+  struct Access {
+    bool writes;
+    std::int64_t warp;
+  };
+  const auto races = [](const std::vector<Access>& accesses, bool waits) {
+    WarpCount count;
+    WarpGroup group(32, count, 0);
+    Shared cells(group, Array::S, 1, 1);
+    Registers tile(group.counting(), 1, 1);
+    for (const Access& a : accesses) {
+      a.writes ? cells.store(a.warp, tile, {0, 1}, 0) : cells.load(a.warp, tile, {0, 1});
+      if (waits) group.barrier();
+    }
+    return count.races;
+  };
+  const Access r0{false, 0}, r1{false, 1}, r31{false, 31}, w0{true, 0}, w1{true, 1};
+  for (const auto& [accesses, expected] : std::vector<std::pair<std::vector<Access>, std::int64_t>>{
+           {{w0, r1}, 1},          // read what another has just written
+           {{w0, w1}, 1},          // written twice
+           {{r0, w1}, 1},          // written while another may still read
+           {{r1, r0, w0}, 1},      // the same, the writer having read as well
+           {{r31, r0, w0}, 1},     // the last warp
+           {{r0, r1, r31}, 0},     // any number may read
+           {{w0, r0, w0, r0}, 0},  // a warp's own element
+           {{w0, r0, r1, r31}, 2}}) {
+    EXPECT_EQ(races(accesses, false), expected);
+    EXPECT_EQ(races(accesses, true), 0);
+  }
+  WarpCount count;  // readers before a barrier are forgotten after it
+  WarpGroup group(2, count, 0);
+  Shared cells(group, Array::S, 1, 1);
+  Registers tile(group.counting(), 1, 1);
+  cells.load(1, tile, {0, 1});
+  group.barrier();
+  cells.load(0, tile, {0, 1});
+  cells.store(0, tile, {0, 1}, 0);
+  EXPECT_EQ(count.races, 0);
 }
 
 TEST(ParallelWarps, SplitQSavesTrafficAndSynchronisation) {
