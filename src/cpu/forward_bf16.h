@@ -17,7 +17,7 @@ inline constexpr std::int64_t kMostGroups = 8;
 struct Scratch {
   GroupScratch group;
   Bf16 *q, *k, *v_clean;  // packed Q; rows of K, if they need padding; of V, without its special elements
-  float *out, *reference, *sum, *exact_sum;
+  float *out, *reference, *sum;
 };
 
 template <class Tiles>
@@ -62,7 +62,6 @@ struct ForwardPlan {
     take(s->out, rows * dim_v + kLanes);
     take(s->reference, rows);
     take(s->sum, rows);
-    take(s->exact_sum, rows);
     return used;
   }
 };
@@ -95,7 +94,6 @@ struct ForwardTask {
     g.out = scratch.out + n * kWidth * plan.dim_v;
     g.reference = scratch.reference + n * kWidth;
     g.sum = scratch.sum + n * kWidth;
-    g.exact_sum = scratch.exact_sum + n * kWidth;
     for (std::int64_t i = 0; i < kWidth; ++i) g.reference[i] = i < g.rows ? -kInf : 0.0f;
     g.unset = true;
     g.large = false;
@@ -103,7 +101,7 @@ struct ForwardTask {
   }
 
   void clear(RowGroup& g) const {
-    for (int i = 0; i < kWidth; ++i) g.sum[i] = g.exact_sum[i] = 0;
+    for (int i = 0; i < kWidth; ++i) g.sum[i] = 0;
     for (std::int64_t x = 0; x < plan.dim_v * kWidth; x += kLanes) store(g.out + x, Vec{});
   }
 
@@ -148,11 +146,10 @@ struct ForwardTask {
 
   template <int kN>
   void add(RowGroup& g, const HeadScore& h, const KeyBlock& block, std::int64_t begin, std::int64_t end) const {
-    const bool exact = static_cast<bool>(operands.lse);
     if (modified) {
-      GroupStep<Tiles, kN, true>{problem, h, scratch.group, plan.dim, g, block, exact}.run(begin, end);
+      GroupStep<Tiles, kN, true>{problem, h, scratch.group, plan.dim, g, block}.run(begin, end);
     } else {
-      GroupStep<Tiles, kN, false>{problem, h, scratch.group, plan.dim, g, block, exact}.run(begin, end);
+      GroupStep<Tiles, kN, false>{problem, h, scratch.group, plan.dim, g, block}.run(begin, end);
     }
   }
 
@@ -204,7 +201,7 @@ struct ForwardTask {
         top = max_of(top, sink);
       }
       factor[i] = part / (g.sum[i] * part + sink_part);
-      if (lse != nullptr) lse[i] = top + __builtin_logf(g.exact_sum[i] * part + sink_part);
+      if (lse != nullptr) lse[i] = top + __builtin_logf(g.sum[i] * part + sink_part);
     }
     store_transposed(operands.out, b, seq + begin, head, end - begin, problem.head_dim_v, g.out + begin, kWidth,
                      factor + begin);

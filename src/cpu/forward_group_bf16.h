@@ -30,8 +30,7 @@ struct RowGroup {
   const Bf16* q;      // packed
   float* out;         // O^T[dim_v][kWidth], not divided by the sum
   float* reference;   // [kWidth], -inf until a row has seen a key
-  float* sum;         // [kWidth] sum of the weights as rounded for the product with V: what O is divided by
-  float* exact_sum;   // [kWidth] sum of the weights: for the LSE
+  float* sum;         // [kWidth] of the weights before they were rounded
   bool unset;         // some row has no reference yet
   bool large;         // some row's reference is above kLargeReference
 };
@@ -62,15 +61,10 @@ struct GroupStep {
   std::int64_t dim;  // padded
   RowGroup& g;
   const KeyBlock& block;
-  bool exact;  // there is an LSE to write
 
   // Weights of a piece are evenly spaced rows of the right operand.
   static_assert(Tiles::kPiece <= 32 || Tiles::kRight.pair_group == 16 * Tiles::kRight.row);
   static constexpr float kBase = kModified ? kLog2e : 1.0f;  // natural or base-2 units to base 2
-
-  struct Sums {
-    Vec rounded[kN], exact[kN];
-  };
 
   ONEPASS_INLINE Vec factor() const {
     return broadcast(kModified ? 1.0f : static_cast<float>(problem.score.scale * 1.4426950408889634));
@@ -142,7 +136,7 @@ struct GroupStep {
   }
 
   /// Makes weights of the scores at hand, [j, j + keys), in the place of the packed weights from `at` on.
-  ONEPASS_INLINE void make_weights(std::int64_t j, std::int64_t at, std::int64_t keys, Sums& sums) const {
+  ONEPASS_INLINE void make_weights(std::int64_t j, std::int64_t at, std::int64_t keys, Vec (&sums)[kN]) const {
     const Vec f = factor();
     Vec reference[kN];
     for (int x = 0; x < kN; ++x) {
@@ -161,8 +155,7 @@ struct GroupStep {
       for (std::int64_t i = 0; i < keys; ++i) {
         for (int x = 0; x < kN; ++x) {
           const Vec w = weight(s + i * kWidth, x);
-          sums.rounded[x] += w;
-          sums.exact[x] += w;
+          sums[x] += w;
           store(s + i * kWidth + x * kLanes, w);
         }
       }
@@ -175,31 +168,18 @@ struct GroupStep {
       }
       return;
     }
-    if (exact) {
-      make_pairs<true>(s, keys, p, weight, sums);
-    } else {
-      make_pairs<false>(s, keys, p, weight, sums);
-    }
-  }
-
-  template <bool kExact, class Weight>
-  ONEPASS_INLINE void make_pairs(const float* s, std::int64_t keys, Bf16* p, Weight&& weight, Sums& sums) const {
-    constexpr PairLayout to = Tiles::kRight;
-    const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3f80);
     for (std::int64_t i = 0; i < keys; i += 2) {
 #pragma GCC unroll 4
       for (int x = 0; x < kN; ++x) {
         const Vec even = weight(s + i * kWidth, x), odd = weight(s + (i + 1) * kWidth, x);
-        const __m512i pair = round_to_pairs(even, odd);
-        sums.rounded[x] = (Vec)_mm512_dpbf16_ps((__m512)sums.rounded[x], (__m512bh)pair, ones);
-        if (kExact) sums.exact[x] += even + odd;
-        _mm512_storeu_si512(p + i / 2 * to.row + x * to.lane_group, pair);
+        sums[x] += even + odd;
+        _mm512_storeu_si512(p + i / 2 * to.row + x * to.lane_group, round_to_pairs(even, odd));
       }
     }
   }
 
   /// Raises the references of the rows whose sum of weights over the keys [begin, end) is out of bounds.
-  __attribute__((noinline)) void raise_references(std::int64_t begin, std::int64_t end, const Sums& sums) const {
+  __attribute__((noinline)) void raise_references(std::int64_t begin, std::int64_t end, const Vec (&sums)[kN]) const {
     Vec largest[kN];
     for (int x = 0; x < kN; ++x) largest[x] = broadcast(-kInf);
     for (std::int64_t j = begin; j < end; j += Tiles::kPiece) {
@@ -210,12 +190,11 @@ struct GroupStep {
     for (int x = 0; x < kN; ++x) {
       const auto scale_by = [x](float* p, Vec v) { store(p + x * kLanes, load(p + x * kLanes) * v); };
       // A row within bounds keeps every bit: what happens to its neighbours is not its concern.
-      const IntVec in_bounds = sums.rounded[x] <= kSumLimit;
+      const IntVec in_bounds = sums[x] <= kSumLimit;
       const Vec old = load(g.reference + x * kLanes), now = select(in_bounds, old, max(largest[x], old));
       const Vec shrink = select(in_bounds, broadcast(1), exp2((old - now) * kBase));
       store(g.reference + x * kLanes, now);
       scale_by(g.sum, shrink);
-      scale_by(g.exact_sum, shrink);
       for (std::int64_t c = 0; c < problem.head_dim_v; ++c) scale_by(g.out + c * kWidth, shrink);
     }
     mark_large();
@@ -223,10 +202,10 @@ struct GroupStep {
 
   /// Adds the keys [begin, end) of the block.
   inline void run(std::int64_t begin, std::int64_t end) const {
-    Sums sums;
+    Vec sums[kN];
     std::int64_t padded_end = end;
     for (bool again = false;; again = true) {
-      for (int x = 0; x < kN; ++x) sums.rounded[x] = sums.exact[x] = Vec{};
+      for (int x = 0; x < kN; ++x) sums[x] = Vec{};
       for (std::int64_t j = begin; j < end; j += Tiles::kPiece) {
         const std::int64_t keys = min_of(Tiles::kPiece, end - j), padded = make_scores(j, keys);
         if (__builtin_expect(g.unset, 0)) set_references(keys);
@@ -236,14 +215,13 @@ struct GroupStep {
       IntVec out_of_bounds{};  // and not lost to NaN before
       for (int x = 0; x < kN; ++x) {
         const Vec before = load(g.sum + x * kLanes);
-        out_of_bounds |= ~(sums.rounded[x] <= kSumLimit) & (before == before);
+        out_of_bounds |= ~(sums[x] <= kSumLimit) & (before == before);
       }
       if (__builtin_expect(again || !any(out_of_bounds), 1)) break;
       raise_references(begin, end, sums);
     }
     for (int x = 0; x < kN; ++x) {
-      store(g.sum + x * kLanes, load(g.sum + x * kLanes) + sums.rounded[x]);
-      store(g.exact_sum + x * kLanes, load(g.exact_sum + x * kLanes) + sums.exact[x]);
+      store(g.sum + x * kLanes, load(g.sum + x * kLanes) + sums[x]);
     }
     if (problem.head_dim_v == 0) return;
     Tiles::template values<kN>(scratch.v, scratch.p, begin - block.start, padded_end - block.start, problem.head_dim_v,
