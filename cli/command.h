@@ -11,6 +11,7 @@ namespace onepass::cli {
 void add_run(CLI::App& app);
 void add_check(CLI::App& app);
 void add_bench(CLI::App& app);
+void add_ladder(CLI::App& app);
 void add_explain(CLI::App& app);
 void add_info(CLI::App& app);
 

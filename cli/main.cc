@@ -65,6 +65,7 @@ int run(int argc, char** argv) {
   add_run(app);
   add_check(app);
   add_bench(app);
+  add_ladder(app);
   add_explain(app);
   add_info(app);
   try {

@@ -13,17 +13,6 @@ bool parse_number(std::string_view text, T& value) {
   return error == std::errc() && end == text.data() + text.size();
 }
 
-[[noreturn]] void refuse(const std::string& option, const std::string& rule, const std::string& value,
-                         const std::string& choice) {
-  throw CLI::ValidationError(option, rule + ": got '" + printable(value, 60) + "'; nearest: " + choice);
-}
-
-void add_sizes(CLI::App& app, const char* name, std::vector<std::int64_t>& list, const char* text) {
-  app.add_option_function<std::string>(
-         name, [name, &list](const std::string& value) { list = parse_sizes(name, value); }, text)
-      ->type_name("N[,N...]");
-}
-
 void add_tensor(CLI::App& app, const char* name, std::string& tensor, const char* text) {
   app.add_option(name, tensor, text)->type_name("NAME|FILE.npy");
 }
@@ -58,6 +47,10 @@ double parse_double(const char* option, const std::string& text) {
 }
 
 }  // namespace
+
+void refuse(const std::string& option, const std::string& rule, const std::string& value, const std::string& choice) {
+  throw CLI::ValidationError(option, rule + ": got '" + printable(value, 60) + "'; nearest: " + choice);
+}
 
 std::vector<std::string> split(const std::string& text, char separator) {
   std::vector<std::string> parts;
@@ -115,15 +108,51 @@ const char* pass_name(onepass_pass_t pass) {
   return pass == ONEPASS_FORWARD ? "fwd" : pass == ONEPASS_BACKWARD ? "bwd" : "decode";
 }
 
+void add_sizes(CLI::App& app, const char* name, std::vector<std::int64_t>& list, const char* text) {
+  app.add_option_function<std::string>(
+         name, [name, &list](const std::string& value) { list = parse_sizes(name, value); }, text)
+      ->type_name("N[,N...]");
+}
+
+void add_dtype_option(CLI::App& app, Options& o) {
+  app.add_option_function<std::string>(
+         "--dtype", [&o](const std::string& text) { parse_dtypes(text, o); }, "f32, f16 or bf16")
+      ->type_name("TYPE");
+}
+
+void add_mask_options(CLI::App& app, Options& o) {
+  app.add_flag("--causal", o.causal, "keys up to the query's own position");
+  app.add_option_function<std::string>(
+         "--window", [&o](const std::string& text) { parse_window(text, o); },
+         "keys from position - L to position + R; -1: unbounded")
+      ->type_name("L,R");
+}
+
+void add_execution_options(CLI::App& app, Options& o) {
+  app.add_option("--threads", o.threads, "CPU threads (default: all)")->check(CLI::Range(0, 1024))->type_name("N");
+  app.add_option("--seed", o.seed, "of every random number (default 0)")->type_name("N");
+  CLI::Option* json =
+      app.add_option("--json", o.json_file, "JSON to a file, or to standard output instead of the report")
+          ->expected(0, 1)
+          ->type_name("[FILE]");
+  app.parse_complete_callback([&o, json] {
+    o.json = json->count() > 0;
+    if (o.json_file == "-") o.json_file.clear();
+    for (const char* ending : {".safetensors", ".npy"}) {
+      // `--json data.safetensors` is a forgotten order of arguments, not a wish to replace tensors by JSON.
+      if (o.json_file.ends_with(ending))
+        refuse("--json", "writes JSON", o.json_file, "put --json last, or --json FILE.json");
+    }
+  });
+}
+
 void add_common_options(CLI::App& app, Options& o) {
   app.add_option("--backend", o.backend, "auto, cpu or cuda")->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   app.add_option_function<std::string>(
          "--kernel", [&o](const std::string& text) { o.kernels = split(text, ','); },
          "run this kernel of `onepass info` and no other")
       ->type_name("NAME");
-  app.add_option_function<std::string>(
-         "--dtype", [&o](const std::string& text) { parse_dtypes(text, o); }, "f32, f16 or bf16")
-      ->type_name("TYPE");
+  add_dtype_option(app, o);
   add_sizes(app, "--batch", o.batch, "sequences");
   add_sizes(app, "--seq", o.seq, "query rows and keys");
   add_sizes(app, "--seq-q", o.seq_q, "query rows");
@@ -133,11 +162,7 @@ void add_common_options(CLI::App& app, Options& o) {
   add_sizes(app, "--heads-kv", o.heads_kv, "KV heads");
   add_sizes(app, "--head-dim", o.head_dim, "of q and k");
   add_sizes(app, "--head-dim-v", o.head_dim_v, "of v and the output (default: head-dim)");
-  app.add_flag("--causal", o.causal, "keys up to the query's own position");
-  app.add_option_function<std::string>(
-         "--window", [&o](const std::string& text) { parse_window(text, o); },
-         "keys from position - L to position + R; -1: unbounded")
-      ->type_name("L,R");
+  add_mask_options(app, o);
   app.add_option_function<std::string>(
          "--align",
          [&o](const std::string& text) { o.align = text == "top-left" ? ONEPASS_TOP_LEFT : ONEPASS_BOTTOM_RIGHT; },
@@ -164,21 +189,7 @@ void add_common_options(CLI::App& app, Options& o) {
   app.add_flag("--backward", o.backward, "the gradients too");
   add_tensor(app, "--grad-out", o.grad_out, "gradient of the output, with --backward");
   app.add_flag("--deterministic", o.deterministic, "the same bits in every run");
-  app.add_option("--threads", o.threads, "CPU threads (default: all)")->check(CLI::Range(0, 1024))->type_name("N");
-  app.add_option("--seed", o.seed, "of every random number (default 0)")->type_name("N");
-  CLI::Option* json =
-      app.add_option("--json", o.json_file, "JSON to a file, or to standard output instead of the report")
-          ->expected(0, 1)
-          ->type_name("[FILE]");
-  app.parse_complete_callback([&o, json] {
-    o.json = json->count() > 0;
-    if (o.json_file == "-") o.json_file.clear();
-    for (const char* ending : {".safetensors", ".npy"}) {
-      // `--json data.safetensors` is a forgotten order of arguments, not a wish to replace tensors by JSON.
-      if (o.json_file.ends_with(ending))
-        refuse("--json", "writes JSON", o.json_file, "put --json last, or --json FILE.json");
-    }
-  });
+  add_execution_options(app, o);
 }
 
 bool Options::has_sizes() const {

@@ -45,6 +45,11 @@ struct Options {
 };
 
 void add_common_options(CLI::App& app, Options& options);
+// Parts of them, for commands that take no others.
+void add_sizes(CLI::App& app, const char* name, std::vector<std::int64_t>& list, const char* text);
+void add_dtype_option(CLI::App& app, Options& options);
+void add_mask_options(CLI::App& app, Options& options);       // --causal, --window
+void add_execution_options(CLI::App& app, Options& options);  // --threads, --seed, --json
 
 /// The list's one entry, or `otherwise` where it is empty; refuses more than one.
 Result<std::int64_t> single(const std::vector<std::int64_t>& list, const char* option, std::int64_t otherwise);
@@ -56,6 +61,10 @@ Status check_backend(const Options& options);
 /// "1,2,512" as numbers that are not negative.
 std::vector<std::int64_t> parse_sizes(const std::string& option, const std::string& text);
 std::vector<std::string> split(const std::string& text, char separator);
+
+/// Refuses an option's value, as one line.
+[[noreturn]] void refuse(const std::string& option, const std::string& rule, const std::string& value,
+                         const std::string& choice);
 
 /// The candidate most like `word`, for refusals; empty if none is near.
 std::string nearest(const std::string& word, const std::vector<std::string>& candidates);

@@ -110,11 +110,12 @@ nlohmann::ordered_json json_object(const Options& options, nlohmann::ordered_jso
   return object;
 }
 
-Status print(const Options& options, const std::string& report, nlohmann::ordered_json rows) {
+Status print(const Options& options, const std::string& report, nlohmann::ordered_json rows,
+             const nlohmann::ordered_json& more) {
   if (options.json) {
-    const std::string text =
-        json_object(options, std::move(rows)).dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) +
-        "\n";
+    nlohmann::ordered_json object = json_object(options, std::move(rows));
+    object.update(more);
+    const std::string text = object.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
     if (!options.json_file.empty()) {
       ONEPASS_RETURN_IF_ERROR(write_file(options.json_file, text));
     } else {

@@ -30,7 +30,9 @@ std::string bytes_text(double bytes);
 /// {"onepass": version, "commit", "date", "device": {...}, "rows": rows}.
 nlohmann::ordered_json json_object(const Options& options, nlohmann::ordered_json rows);
 /// Writes the JSON where the options want it, and the report to standard output unless the JSON is there.
-Status print(const Options& options, const std::string& report, nlohmann::ordered_json rows);
+/// `more`: members of the JSON object beside the rows.
+Status print(const Options& options, const std::string& report, nlohmann::ordered_json rows,
+             const nlohmann::ordered_json& more = nlohmann::ordered_json::object());
 
 /// A bar on standard error, if that is a terminal; else nothing.
 class Progress {

@@ -1,8 +1,8 @@
 // Rung 9: the standard backward, from a stored P.
 //
 // With O = P V and P = softmax(S), the chain rule gives dV = P^T dO, dP = dO V^T, and through the softmax's Jacobian
-// dS_ij = P_ij (dP_ij - sum_k P_ik dP_ik); then dQ = scale dS K, dK = scale dS^T Q. P comes from the forward, N^2
-// numbers that were kept all the while; dP and dS are written and read as well.
+// dS_ij = P_ij (dP_ij - sum_k P_ik dP_ik); then dQ = scale dS K, dK = scale dS^T Q (the scale is taken into dS here).
+// P comes from the forward, N^2 numbers that were kept all the while; dP and dS are written and read as well.
 #include "ladder/products.h"
 #include "ladder/rungs.h"
 
@@ -31,47 +31,52 @@ void backward_standard(const Problem& p, Arrays& x, C count) {
     V.load(v, p.N, 0);
     for (std::int64_t i = 0; i < p.N; ++i) {
       dO.load(row, 1, i);
-      product_abt(count, g, row, v, 1, p.N, 1);
+      product_abt(count, g, row, v, 1, p.N);
       dP.store(g, 1, i);
     }
   }
-  for (std::int64_t i = 0; i < p.N; ++i) {  // dS = P (dP - rowsum(P dP))
+  for (std::int64_t i = 0; i < p.N; ++i) {  // dS = scale P (dP - rowsum(P dP))
     P.load(w, 1, i);
     dP.load(g, 1, i);
-    float D = 0;
-    for (std::int64_t j = 0; j < p.N; ++j) D += w(0, j) * g(0, j);
-    for (std::int64_t j = 0; j < p.N; ++j) g(0, j) = w(0, j) * (g(0, j) - D);
-    count.other(4 * p.N);
+    const float D = dot(w.row(0), g.row(0), p.N);
+    for (std::int64_t j = 0; j < p.N; ++j) g[j] = p.scale() * (w[j] * (g[j] - D));
+    count.other(5 * p.N);
     dS.store(g, 1, i);
   }
-  {  // dQ = scale dS K
+  {  // dQ = dS K
     Tile<C> k(count, p.N, p.d, Kind::operand);
     K.load(k, p.N, 0);
     for (std::int64_t i = 0; i < p.N; ++i) {
       dS.load(g, 1, i);
       row.fill(0);
-      add_product_ab(count, row, g, k, 1, p.N, p.scale());
+      add_product_ab(count, row, g, k, 1, p.N);
       dQ.store(row, 1, i);
     }
   }
-  Tile<C> sum(count, p.N, p.d, Kind::operand);  // dK = scale dS^T Q
+  Tile<C> sum(count, p.N, p.d, Kind::operand);  // dK = dS^T Q
   for (std::int64_t i = 0; i < p.N; ++i) {
     dS.load(g, 1, i);
     Q.load(row, 1, i);
-    add_product_atb(count, sum, g, row, 1, p.N, p.scale());
+    add_product_atb(count, sum, g, row, 1, p.N);
   }
   dK.store(sum, p.N, 0);
 }
 
 }  // namespace
 
-const Rung kBackwardStandard{"backward_standard",
-                             "standard backward, P stored by the forward",
-                             "src/ladder/backward_standard.cc",
-                             true,
-                             false,
-                             ONEPASS_RUN_RUNG(backward_standard),
-                             [](const Problem& p) { return 8 * p.N * p.d + 7 * p.N * p.N; },
-                             "8Nd + 7N^2"};
+const Rung kBackwardStandard{
+    .number = 9,
+    .name = "backward_standard",
+    .title = "standard backward, P stored by the forward",
+    .file = "src/ladder/backward_standard.cc",
+    .formula = "8Nd + 7N^2",
+    .forward = &kStandard,
+    .tiled = false,
+    .squares = true,
+    .run = ONEPASS_RUN_RUNG(backward_standard),
+    .totals = [](const Problem& p) {
+      const std::int64_t N2 = p.N * p.N;
+      return Totals{{8 * p.N * p.d + 7 * N2, 0}, 8 * N2 * p.d, 5 * N2, 0, p.N * p.d + 2 * p.N + p.d};
+    }};
 
 }  // namespace onepass::ladder

@@ -4,8 +4,9 @@
 // in Tr blocks of Br rows. So O, l and m of every row are read, rescaled and written back Tc times: the price of the
 // loop order. Bc = ceil(M / 4d) lets a K, a V, a Q and an O tile fill M. Br is held to d so that S, Br x Bc, stays
 // within d * M / 4d = M / 4 and does not outgrow the tiles; more rows would not save traffic, which depends on Tc
-// alone. O is kept normalised: each step multiplies by the old l and divides by the new one.
-#include "ladder/products.h"
+// alone (`onepass ladder --rows` measures it). O is kept normalised: each step multiplies by the old l and divides by
+// the new one.
+#include "ladder/online.h"
 #include "ladder/rungs.h"
 
 namespace onepass::ladder {
@@ -37,8 +38,7 @@ void flash_v1(const Problem& p, Arrays& x, C count) {
       O.load(o, rows, i);
       M.load(m, rows, i);
       L.load(l, rows, i);
-      product_abt(count, s, q, k, rows, keys, p.scale());
-      mask_tile(p, s, i, rows, j, keys);
+      score_tile(p, count, s, q, k, i, rows, j, keys);
       for (std::int64_t r = 0; r < rows; ++r) {
         float m_tile = -INFINITY, l_tile = 0;
         for (std::int64_t c = 0; c < keys; ++c) m_tile = max_of(m_tile, s(r, c));
@@ -46,7 +46,7 @@ void flash_v1(const Problem& p, Arrays& x, C count) {
         const float m_new = max_of(m[r], m_tile);
         const float old_part = std::exp(m[r] - reference(m_new)), new_part = std::exp(m_tile - reference(m_new));
         const float l_new = old_part * l[r] + new_part * l_tile, inverse = l_new > 0 ? 1 / l_new : 0;
-        for (std::int64_t c = 0; c < p.d; ++c) {
+        for (std::int64_t c = 0; c < p.d; ++c) {  // O = (l exp(m - m') O + exp(m_tile - m') P V) / l'
           float sum = 0;
           for (std::int64_t n = 0; n < keys; ++n) sum += s(r, n) * v(n, c);
           o(r, c) = inverse * (l[r] * old_part * o(r, c) + new_part * sum);
@@ -64,20 +64,22 @@ void flash_v1(const Problem& p, Arrays& x, C count) {
   }
 }
 
-std::int64_t elements(const Problem& p) {
-  const std::int64_t Nd = p.N * p.d;
-  return 2 * Nd + (Nd + 2 * p.N) + blocks_of(p).Tc(p.N) * (3 * Nd + 4 * p.N);
-}
-
 }  // namespace
 
-const Rung kFlashV1{"flash_v1",
-                    "FlashAttention v1: outer loop over K/V, O rescaled in slow memory",
-                    "src/ladder/flash_v1.cc",
-                    false,
-                    true,
-                    ONEPASS_RUN_RUNG(flash_v1),
-                    elements,
-                    "3Nd + 2N + Tc (3Nd + 4N)"};
+const Rung kFlashV1{.number = 5,
+                    .name = "flash_v1",
+                    .title = "FlashAttention v1: outer loop over K/V, O rescaled in slow memory",
+                    .file = "src/ladder/flash_v1.cc",
+                    .formula = "3Nd + 2N + Tc (3Nd + 4N)",
+                    .run = ONEPASS_RUN_RUNG(flash_v1),
+                    .totals = [](const Problem& p) {
+                      const Blocks b = blocks_of(p);
+                      const std::int64_t N = p.N, Nd = N * p.d, Tc = b.Tc(N);
+                      return Totals{{3 * Nd + Tc * 3 * Nd, 2 * N + Tc * 4 * N},
+                                    4 * N * Nd,
+                                    N * (4 * N + Tc * (4 * p.d + 4)),
+                                    N * (N + 2 * Tc),
+                                    2 * b.Br * p.d + 2 * b.Bc * p.d + b.Br * b.Bc + 2 * b.Br};
+                    }};
 
 }  // namespace onepass::ladder

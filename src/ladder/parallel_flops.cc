@@ -13,7 +13,7 @@ namespace onepass::ladder {
 WeighedFlops weigh(const Rung& rung, const Ledger& g, double weight) {
   const double products = static_cast<double>(g.matmul_flops);
   const double others = weight * static_cast<double>(g.other_flops + g.exps), all = products + others;
-  return {rung.name, rung.backward, g.matmul_flops, g.other_flops, g.exps, all, all > 0 ? others / all : 0};
+  return {rung.name, rung.backward(), g.matmul_flops, g.other_flops, g.exps, all, all > 0 ? others / all : 0};
 }
 
 std::vector<WeighedFlops> weigh_rungs(const Problem& problem, double weight) {

@@ -41,12 +41,13 @@ inline void exponentials(Registers& s, Registers& l, Registers& m, std::int64_t 
   }
 }
 
-/// P = exp(S - L) in place of S, dS = P (dP - D) in place of dP.
-inline void gradients(Registers& s, Registers& dp, Registers& L, Registers& D, std::int64_t rows, std::int64_t keys) {
+/// P = exp(S - L) in place of S, dS = scale P (dP - D) in place of dP.
+inline void gradients(const Problem& p, Registers& s, Registers& dp, Registers& L, Registers& D, std::int64_t rows,
+                      std::int64_t keys) {
   for (std::int64_t r = 0; r < rows; ++r) {
     for (std::int64_t c = 0; c < keys; ++c) {
       s(r, c) = std::exp(s(r, c) - reference(L[r]));
-      dp(r, c) = s(r, c) * (dp(r, c) - D[r]);
+      dp(r, c) = p.scale() * (s(r, c) * (dp(r, c) - D[r]));
     }
   }
 }
@@ -110,7 +111,7 @@ class Shared {
   /// tile = these rows, all columns or some.
   void load(std::int64_t warp, Registers& tile, Slice rows) { load(warp, tile, rows, {0, cols_}); }
   void load(std::int64_t warp, Registers& tile, Slice rows, Slice cols) {
-    group_.counting().read(name_, rows.size * cols.size);
+    group_.counting().touch(name_, false, rows.begin, rows.size, cols.size);
     for (std::int64_t r = 0; r < rows.size; ++r) {
       for (std::int64_t c = 0; c < cols.size; ++c) {
         Cell& cell = at(rows.begin + r, cols.begin + c);
@@ -127,7 +128,7 @@ class Shared {
     store(warp, tile, rows, first, cols_);
   }
   void store(std::int64_t warp, const Registers& tile, Slice rows, std::int64_t first, std::int64_t cols) {
-    group_.counting().write(name_, rows.size * cols);
+    group_.counting().touch(name_, true, rows.begin, rows.size, cols);
     for (std::int64_t r = 0; r < rows.size; ++r) {
       for (std::int64_t c = 0; c < cols; ++c) {
         Cell& cell = at(rows.begin + r, c);

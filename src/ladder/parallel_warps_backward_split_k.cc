@@ -48,19 +48,18 @@ void warps_backward_split_k(const Problem& p, const WarpBlock& block, Arrays& x,
         Warp& r = warps[w];
         Registers q(n, rows, d), d_o(n, rows, d), l(n, rows, 1), delta(n, rows, 1);
         Q.load(w, q, {i, rows});
-        product_abt(n, r.p, q, r.k, rows, r.keys.size, p.scale());
-        mask_tile(p, r.p, i, rows, r.keys.begin, r.keys.size);
+        score_tile(p, n, r.p, q, r.k, i, rows, r.keys.begin, r.keys.size);
         dO.load(w, d_o, {i, rows});
-        product_abt(n, r.ds, d_o, r.v, rows, r.keys.size, 1);
+        product_abt(n, r.ds, d_o, r.v, rows, r.keys.size);
         L.load(w, l, {i, rows});
         D.load(w, delta, {i, rows});
-        gradients(r.p, r.ds, l, delta, rows, r.keys.size);
+        gradients(p, r.p, r.ds, l, delta, rows, r.keys.size);
         dO.load(w, d_o, {i, rows});  // each product reads its tile
         add_product_atb(n, r.dv, r.p, d_o, rows, r.keys.size);
         Q.load(w, q, {i, rows});
-        add_product_atb(n, r.dk, r.ds, q, rows, r.keys.size, p.scale());
+        add_product_atb(n, r.dk, r.ds, q, rows, r.keys.size);
         r.dq.fill(0);
-        add_product_ab(n, r.dq, r.ds, r.k, rows, r.keys.size, p.scale());
+        add_product_ab(n, r.dq, r.ds, r.k, rows, r.keys.size);
         group.others(w, [&](std::int64_t v) {
           const Slice theirs = slice_of(v, Br / W, rows);
           dQ.store(w, r.dq, {w * Br + theirs.begin, theirs.size}, theirs.begin);

@@ -44,14 +44,13 @@ void warps_backward_split_q(const Problem& p, const WarpBlock& block, Arrays& x,
         Registers k(n, keys, d), v(n, keys, d);
         Q.load(w, q, mine);
         K.load(w, k, {j, keys});
-        product_abt(n, r.p, q, k, mine.size, keys, p.scale());
-        mask_tile(p, r.p, mine.begin, mine.size, j, keys);
+        score_tile(p, n, r.p, q, k, mine.begin, mine.size, j, keys);
         dO.load(w, d_o, mine);
         V.load(w, v, {j, keys});
-        product_abt(n, r.ds, d_o, v, mine.size, keys, 1);
+        product_abt(n, r.ds, d_o, v, mine.size, keys);
         L.load(w, l, mine);
         D.load(w, delta, mine);
-        gradients(r.p, r.ds, l, delta, mine.size, keys);
+        gradients(p, r.p, r.ds, l, delta, mine.size, keys);
         P.store(w, r.p, tile, 0, keys);
         dS.store(w, r.ds, tile, 0, keys);
       });
@@ -65,9 +64,9 @@ void warps_backward_split_q(const Problem& p, const WarpBlock& block, Arrays& x,
         add_product_atb(n, r.dv, part, all, rows, columns.size);
         dS.load(w, part, {0, rows}, columns);
         Q.load(w, all, {i, rows});
-        add_product_atb(n, r.dk, part, all, rows, columns.size, p.scale());
+        add_product_atb(n, r.dk, part, all, rows, columns.size);
         K.load(w, k, {j, keys});
-        add_product_ab(n, dq, r.ds, k, mine.size, keys, p.scale());
+        add_product_ab(n, dq, r.ds, k, mine.size, keys);
         add_slow(x[Array::dQ], {i + mine.begin, mine.size}, dq, 0);
       });
     }

@@ -60,8 +60,7 @@ void warps_split_k(const Problem& p, const WarpBlock& block, Arrays& x, WarpCoun
         Warp& r = warps[w];
         Registers q(n, rows, d);
         Q.load(w, q, {i, rows});
-        product_abt(n, r.s, q, r.k, rows, r.keys.size, p.scale());
-        mask_tile(p, r.s, i, rows, r.keys.begin, r.keys.size);
+        score_tile(p, n, r.s, q, r.k, i, rows, r.keys.begin, r.keys.size);
         row_max(r.m, r.s, rows, r.keys.size);
         m.store(w, r.m, {w * Br, rows}, 0);
       });

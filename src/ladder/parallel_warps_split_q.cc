@@ -43,8 +43,7 @@ void warps_split_q(const Problem& p, const WarpBlock& block, Arrays& x, WarpCoun
         Warp& r = warps[w];
         Registers k(n, keys, d), v(n, keys, d), m_tile(n, Br / W, 1);
         K.load(w, k, {j, keys});
-        product_abt(n, r.s, r.q, k, r.rows.size, keys, p.scale());
-        mask_tile(p, r.s, r.rows.begin, r.rows.size, j, keys);
+        score_tile(p, n, r.s, r.q, k, r.rows.begin, r.rows.size, j, keys);
         row_max(m_tile, r.s, r.rows.size, keys);
         for (std::int64_t t = 0; t < r.rows.size; ++t) {
           const float m_new = max_of(r.m[t], m_tile[t]), alpha = std::exp(r.m[t] - reference(m_new));

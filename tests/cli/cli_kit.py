@@ -13,6 +13,8 @@ onepass_path = ""  # set by the script
 BENCH_KEYS = ("kernel backend pass dtype batch seq_q seq_k heads_q heads_kv head_dim head_dim_v causal window "
               "ms_median ms_min ms_max reps tflops gbps").split()
 CHECK_KEYS = "kernel backend pass dtype cases worst_ratio worst_case failed".split()
+LADDER_KEYS = ("rung backend pass seq head_dim fast_memory bytes_formula bytes_counted peak_fast matmul_flops "
+               "other_flops exps seconds max_abs_err").split()
 
 
 def write_safetensors(path, tensors):

@@ -17,7 +17,7 @@ from cli_kit import BENCH_KEYS, CHECK_KEYS, Cli, f32, floats, normal, read_safet
 class Commands(Cli):
     def test_help_and_version(self):
         self.assertRegex(self.onepass("--version"), r"^\d+\.\d+\.\d+\n$")
-        for command in ("run", "check", "bench", "explain", "info"):
+        for command in ("run", "check", "bench", "ladder", "explain", "info"):
             self.assertIn(command, self.onepass("--help"))
             self.assertIn("--head-dim", self.onepass(command, "--help"))
 

@@ -107,6 +107,7 @@ TEST(ParallelWarps, ComputeWhatTheStandardRungsDo) {
       p.causal = mask == 1;
       if (mask == 2) p.left = 9, p.right = 5;
       Arrays plain = make_arrays(p, 1);
+      prepare(kBackwardV2, p, plain);  // L
       prepare(kBackwardStandard, p, plain);
       kStandard.run(p, plain, nullptr);
       kBackwardStandard.run(p, plain, nullptr);
