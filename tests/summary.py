@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Adds up test reports: summary.py FOLDER... Each folder has ctest.xml and one GoogleTest report a shard; a test
-without a report of its own counts as one. Ends with the line 'N passed, N failed, N skipped'."""
+"""Adds up test reports: summary.py FOLDER... A folder has ctest.xml and one GoogleTest report a shard, where a test
+without a report of its own counts as one; or pytest's reports. Ends with the line 'N passed, N failed, N skipped'."""
 
 import pathlib
 import sys
@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ElementTree
 
 def count(element):
     """passed, failed, skipped of one <testcase>."""
-    if element.find("failure") is not None or element.get("status") == "fail":
+    if element.find("failure") is not None or element.find("error") is not None or element.get("status") == "fail":
         return 0, 1, 0
     skipped = element.find("skipped") is not None or element.get("status") in ("notrun", "disabled")
     return (0, 0, 1) if skipped else (1, 0, 0)
@@ -20,6 +20,9 @@ def total(counts):
 
 
 def folder_total(folder):
+    if not (folder / "ctest.xml").exists():
+        reports = map(ElementTree.parse, folder.glob("*.xml"))
+        return total(count(case) for report in reports for case in report.iter("testcase"))
     counts = []
     for test in ElementTree.parse(folder / "ctest.xml").iter("testcase"):
         report = folder / (test.get("name") + ".xml")
@@ -36,7 +39,7 @@ def folder_total(folder):
 def main(folders):
     sums = []
     for folder in map(pathlib.Path, folders):
-        if (folder / "ctest.xml").exists():
+        if any(folder.glob("*.xml")):
             sums.append(folder_total(folder))
             print(f"{folder.parent.name:<22} {sums[-1][0]} passed, {sums[-1][1]} failed, {sums[-1][2]} skipped")
     passed, failed, skipped = total(sums)

@@ -4,8 +4,8 @@
 import pathlib
 import sys
 
-SUFFIXES = {".h", ".hpp", ".cc", ".cu", ".cuh", ".py"}
-FOLDERS = ("include", "src", "cli", "python", "bench", "tests", "data")
+SUFFIXES = {".h", ".hpp", ".cc", ".cu", ".cuh", ".py", ".pyi"}
+FOLDERS = ("include", "src", "cli", "python", "examples", "bench", "tests", "data")
 
 
 def main(root):
