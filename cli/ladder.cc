@@ -80,7 +80,7 @@ Result<std::vector<ladder::Problem>> problems_of(const LadderOptions& o) {
   std::vector<std::int64_t> seq = o.seq, dims = o.head_dim, memory = o.fast_memory;
   if (o.sweep == "seq") seq = {128, 256, 512, 1024};
   if (o.sweep == "fast-memory") memory = {8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10};
-  if (seq.empty()) seq = {o.blocks ? 8192 : o.sweep.empty() ? 1024 : 512};
+  if (seq.empty()) seq = {o.blocks ? 8192 : o.sweep.empty() && !o.parallel ? 1024 : 512};
   if (dims.empty()) dims = {64};
   if (memory.empty()) memory = {kDefaultMemory};
   std::vector<ladder::Problem> problems;
@@ -146,6 +146,12 @@ Status run_ladder(const LadderOptions& options) {
     more["block_rows"] = std::move(report.json);
     return print(options, report.text, std::move(rows), more);
   }
+  if (options.parallel) {
+    LadderReport report;
+    ONEPASS_RETURN_IF_ERROR(ladder_parallel(problems[0], report));
+    more["parallel"] = std::move(report.json);
+    return print(options, report.text, std::move(rows), more);
+  }
   std::vector<LadderCell> cells = cells_of(rungs, problems);
   if (options.trace) {
     LadderReport report = ladder_trace(cells, options.seed);
@@ -178,7 +184,8 @@ void add_ladder(CLI::App& app) {
   auto options = std::make_shared<LadderOptions>();
   LadderOptions& o = *options;
   CLI::App* command = app.add_subcommand("ladder", "the derivation, rung by rung: error, bytes, FLOPs, time");
-  add_sizes(*command, "--seq", o.seq, "N: query rows and keys (default 1024; 512 in sweeps, 8192 with --blocks)");
+  add_sizes(*command, "--seq", o.seq,
+            "N: query rows and keys (default 1024; 512 in sweeps and with --parallel, 8192 with --blocks)");
   add_sizes(*command, "--head-dim", o.head_dim, "d (default 64)");
   command
       ->add_option_function<std::string>(
@@ -206,6 +213,7 @@ void add_ladder(CLI::App& app) {
   command->add_flag("--by-tensor", o.by_tensor, "reads and writes of each tensor too");
   command->add_flag("--trace", o.trace, "only: which rows of which tensor move, in order");
   command->add_flag("--blocks", o.blocks, "only: block sizes for 192 KB x 108 and 228 KB x 132 processors, or M's");
+  command->add_flag("--parallel", o.parallel, "only: models of the grid, of a block's warps and of a GPU's units");
   add_sizes(*command, "--processors", o.processors, "with --blocks and --fast-memory: how many share the work");
   command->add_option("--backend", o.backend, "auto or cpu")->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   add_execution_options(*command, o);

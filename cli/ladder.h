@@ -14,7 +14,7 @@ struct LadderOptions : Options {
   std::vector<std::int64_t> fast_memory, processors;
   std::vector<std::string> rungs;
   std::string pass = "all", sweep;
-  bool fit = false, by_tensor = false, blocks = false, trace = false;
+  bool fit = false, by_tensor = false, blocks = false, trace = false, parallel = false;
 };
 
 /// A rung on a problem, measured.
@@ -54,6 +54,8 @@ Status ladder_block_rows(ladder::Problem problem, LadderReport& report);
 LadderReport ladder_trace(const std::vector<LadderCell>& cells, std::uint64_t seed);
 /// Blocks of the papers and those that fit, for the given fast memories and processors.
 LadderReport ladder_blocks(const LadderOptions& options, DType dtype, std::int64_t seq);
+/// The parallel rungs: grid, FLOPs by their cost, warps, overlaps. The problem is of one head.
+Status ladder_parallel(const ladder::Problem& problem, LadderReport& report);
 
 std::string with_commas(std::int64_t n);
 

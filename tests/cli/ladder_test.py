@@ -112,6 +112,25 @@ class Ladder(Cli):
             if row["tiles"] == "fit":
                 self.assertLessEqual(row["held"], row["fast_memory"])
 
+    def test_parallel(self):
+        parallel = self.more("parallel", "--parallel", "--seq", 128, "--head-dim", 16)
+        self.assertEqual(list(parallel), ["grid", "flops", "warps", "overlaps", "rule_of_thumb"])
+        for row in parallel["warps"]:
+            self.assertEqual((row["bytes"], row["barriers"]), (row["bytes_formula"], row["barriers_formula"]))
+        barriers = {(row["rung"], row["warps"]): row["barriers"] for row in parallel["warps"]}
+        self.assertEqual(barriers["warps_split_q", 4], 0)
+        for row in parallel["overlaps"]:
+            self.assertAlmostEqual(row["makespan"], row["formula"])
+            self.assertEqual(max(event["end"] for event in row["events"]), row["makespan"])
+        few = {row["block_of"]: row for row in parallel["grid"] if (row["heads"], row["seq"]) == (4, 1024)}
+        self.assertEqual((few["head"]["idle_sms"], few["query_block"]["idle_sms"]), (104, 76))
+        for row in parallel["grid"]:
+            if row["placed"]:
+                self.assertEqual(max(end for _, _, end in row["placed"]), row["makespan"])
+        text = self.onepass("ladder", "--parallel", "--seq", 128, "--head-dim", 16)
+        for word in ("Rule of thumb", "warps_split_k", "ping_pong", "longest first"):
+            self.assertIn(word, text)
+
     def test_trace_and_tensors(self):
         sizes = ["--seq", 16, "--head-dim", 4, "--fast-memory", 256]  # Bc = Br = 4
         touches = self.more("touches", "--trace", "--rung", "flash_v2", *sizes)
