@@ -56,9 +56,10 @@ macro(onepass_add_cpu_kernels target)
       add_library(onepass_cpu_${isa} OBJECT ${present})
       target_include_directories(onepass_cpu_${isa} PRIVATE include src)
       target_compile_definitions(onepass_cpu_${isa} PRIVATE ONEPASS_ISA=${isa} ONEPASS_ISA_${isa}=1)
-      # Kernels are optimised in every build: a tile loop at -O0 takes minutes to test.
+      # Kernels are optimised in every build: a tile loop at -O0 takes minutes to test. They ask for fused operations by
+      # name: a compiler that chose which sums to contract would choose differently in two loops that have to agree.
       target_compile_options(onepass_cpu_${isa} PRIVATE -O3 -fno-math-errno -fno-trapping-math
-                             -ffp-contract=fast ${ONEPASS_ISA_FLAGS_${isa}})
+                             -ffp-contract=off ${ONEPASS_ISA_FLAGS_${isa}})
       # Clang halves 64-byte vectors unless told not to.
       if(isa MATCHES "avx512|amx")
         target_compile_options(onepass_cpu_${isa} PRIVATE $<$<CXX_COMPILER_ID:Clang>:-mprefer-vector-width=512>)

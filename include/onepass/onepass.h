@@ -48,7 +48,9 @@ typedef enum {
 
 typedef enum { ONEPASS_BOTTOM_RIGHT = 0, ONEPASS_TOP_LEFT = 1 } onepass_align_t;
 
-typedef enum { ONEPASS_FORWARD = 0, ONEPASS_BACKWARD = 1, ONEPASS_DECODE = 2 } onepass_pass_t;
+/* Not an enum's type: whatever number a caller passes is a value, and one without a meaning is refused. */
+typedef int32_t onepass_pass_t;
+enum { ONEPASS_FORWARD = 0, ONEPASS_BACKWARD = 1, ONEPASS_DECODE = 2 };
 
 /* Everything about a call that is not a tensor to read or write in full. A NULL `options` means all defaults. */
 typedef struct {

@@ -48,9 +48,9 @@ inline void tile_dot() {
     Vec even{}, odd{};
     for (int k = 0; k < 16; ++k) {
       const IntVec x = broadcast_int(a[k]), b = as_int(tile_file.row[kB][k]);
-      even += tile_operand(x << 16) * tile_operand(b << 16);
-      odd += tile_operand(x & static_cast<std::int32_t>(0xffff0000u)) *
-             tile_operand(b & static_cast<std::int32_t>(0xffff0000u));
+      even = multiply_add(tile_operand(x << 16), tile_operand(b << 16), even);
+      odd = multiply_add(tile_operand(x & static_cast<std::int32_t>(0xffff0000u)),
+                         tile_operand(b & static_cast<std::int32_t>(0xffff0000u)), odd);
     }
     tile_file.row[kC][m] += even + odd;
   }

@@ -61,7 +61,7 @@ inline void prepare_rows(const Backward& call, const Scratch& t, const Sequence&
   for (std::int64_t i = 0; i < rows; ++i) {
     Vec sum{};
     for (std::int64_t c = i * call.plan.dim_v; c < (i + 1) * call.plan.dim_v; c += kLanes) {
-      sum += load(t.dout + c) * load(out + c);
+      sum = multiply_add(load(t.dout + c), load(out + c), sum);
     }
     d[i] = sum_of(sum) - (grad_lse != nullptr ? grad_lse[i] : 0.0f);
   }

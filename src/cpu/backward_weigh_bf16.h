@@ -41,7 +41,7 @@ ONEPASS_INLINE void weigh_pair(const WeighedPiece& t, std::int32_t key, std::int
       const std::int64_t i = lane + v * kLanes, x = (key + u) * kWidth + i;
       // With modifiers s and lse may be near the end of float's range: subtracted before the change of base.
       p[v] = exp2<true>(kModified ? (load(t.s + x) - load(t.lse + i)) * kLog2e
-                                  : load(t.s + x) * t.scale - load(t.lse_log2 + i));
+                                  : multiply_add(load(t.s + x), broadcast(t.scale), -load(t.lse_log2 + i)));
       Vec dp = load(t.dp + x);
       if (kModified && t.keep != nullptr) dp *= load(t.keep + x);
       gradient[v] = p[v] * (dp - load(t.d + i));

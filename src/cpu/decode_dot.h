@@ -143,7 +143,7 @@ struct FloatProducts {
       for (int e = 0; e < kKeys; ++e) {
         const Vec key = load_k(k[e]);
 #pragma GCC unroll 4
-        for (int r = 0; r < kR; ++r) acc[r * kKeys + e] += key * query[r];
+        for (int r = 0; r < kR; ++r) acc[r * kKeys + e] = multiply_add(key, query[r], acc[r * kKeys + e]);
       }
     };
     const std::int64_t rest = dim % kLanes, whole = dim - rest;
@@ -272,7 +272,7 @@ ONEPASS_INLINE void value_tile(const typename Store::Element* v, std::int64_t st
       for (int r = 0; r < kR; ++r) {
         const Vec weight = broadcast(p[r * kScoreRow + run + j]);
 #pragma GCC unroll 8
-        for (int n = 0; n < kN; ++n) acc[r][n] += weight * value[n];
+        for (int n = 0; n < kN; ++n) acc[r][n] = multiply_add(weight, value[n], acc[r][n]);
       }
     }
   }

@@ -52,7 +52,7 @@ inline void modify_row(const HeadScore& h, float* s, std::int64_t i, std::int64_
       // Distances past 2^24 are rounded, as any float32 formula does.
       const Vec distance =
           static_cast<float>(i + h.sequence->position - (j0 + j)) - __builtin_convertvector(lane_index(), Vec);
-      store(s + j, load(s + j) - h.slope * as_float(as_int(distance) & 0x7fffffff));
+      store(s + j, multiply_add(broadcast(-h.slope), as_float(as_int(distance) & 0x7fffffff), load(s + j)));
     }
   }
   if (spec.bias) {

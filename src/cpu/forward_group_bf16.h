@@ -127,9 +127,7 @@ struct GroupStep {
       const IntVec large = is_large(reference[x]);
       for (std::int64_t j = 0; j < keys; ++j) {
         float* s = scratch.s + j * kWidth + x * kLanes;
-        Vec product = load(s) * factor();
-        asm("" : "+v"(product));  // rounded: no multiply-add
-        store(s, select(large, (product - reference[x]) / factor(), load(s)));
+        store(s, select(large, (load(s) * factor() - reference[x]) / factor(), load(s)));
       }
       reference[x] = select(large, Vec{}, reference[x]);
     }
@@ -146,7 +144,7 @@ struct GroupStep {
     if (__builtin_expect(g.large, 0)) subtract_large(keys, reference);
     const auto weight = [&](const float* s, int x) __attribute__((always_inline)) {
       return exp2<true>(kModified ? (load(s + x * kLanes) - reference[x]) * kLog2e
-                                  : load(s + x * kLanes) * f - reference[x]);
+                                  : multiply_add(load(s + x * kLanes), f, -reference[x]));
     };
     constexpr PairLayout to = Tiles::kRight;
     float* s = scratch.s;

@@ -26,7 +26,7 @@ ONEPASS_INLINE void product_tile(const float* a, std::int64_t a_row, std::int64_
     for (int i = 0; i < kM; ++i) {
       const Vec x = broadcast(a[i * a_row + k * a_k]);
 #pragma GCC unroll 8
-      for (int j = 0; j < kN; ++j) acc[i][j] += x * row[j];
+      for (int j = 0; j < kN; ++j) acc[i][j] = multiply_add(x, row[j], acc[i][j]);
     }
   }
 #pragma GCC unroll 16

@@ -91,7 +91,7 @@ inline void modify_scores(const HeadScore& h, float* s, std::int64_t keys, std::
       for (std::int64_t x = j * row; x < j * row + kWidth; x += kLanes) {
         const Vec t = tanh(load(s + x) * inverse);
         store(s + x, cap * t);
-        if (cap_slope != nullptr) store(cap_slope + x, 1.0f - t * t);
+        if (cap_slope != nullptr) store(cap_slope + x, multiply_add(-t, t, broadcast(1)));
       }
     }
   }
@@ -103,7 +103,7 @@ inline void modify_scores(const HeadScore& h, float* s, std::int64_t keys, std::
         const Vec distance = distance0 + __builtin_convertvector(lane_index(), Vec);
         const Vec magnitude = as_float(as_int(distance) & 0x7fffffff);
         float* p = s + j * row + v * kLanes;
-        store(p, load(p) - h.slope * magnitude);
+        store(p, multiply_add(broadcast(-h.slope), magnitude, load(p)));
       }
     }
   }

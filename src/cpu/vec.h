@@ -66,8 +66,8 @@ ONEPASS_INLINE Vec max(Vec a, Vec b) {
 #endif
 }
 
-/// a * b + c, rounded once where the instruction set can: the compiler's own choice of what to contract may differ
-/// between two loops that have to agree in every bit.
+/// a * b + c, rounded once where the instruction set can. Nothing else is contracted: the compiler's choice might
+/// differ between two loops that have to agree in every bit.
 ONEPASS_INLINE Vec multiply_add(Vec a, Vec b, Vec c) {
 #if defined(__AVX512F__)
   return _mm512_fmadd_ps(a, b, c);
@@ -76,6 +76,15 @@ ONEPASS_INLINE Vec multiply_add(Vec a, Vec b, Vec c) {
 #else
   return a * b + c;
 #endif
+}
+
+/// c + x * (next + x * (...)), Horner's scheme; coefficients from the constant one up.
+ONEPASS_INLINE Vec polynomial(Vec, float last) {
+  return broadcast(last);
+}
+template <class... Rest>
+ONEPASS_INLINE Vec polynomial(Vec x, float c, Rest... rest) {
+  return multiply_add(polynomial(x, rest...), x, broadcast(c));
 }
 
 /// 0, 1, 2, ...
@@ -115,11 +124,9 @@ template <bool kFast = false>
 ONEPASS_INLINE Vec exp2(Vec x) {
 #if defined(__AVX512F__)
   const Vec f = _mm512_reduce_ps(x, 0x09);  // x - floor(x)
-  const Vec p =
-      kFast ? 1.0f + f * (0.6954244f + f * (0.22630768f + f * 0.07826797f))
-            : 1.0f + f * (0.693146984f +
-                          f * (0.240229836f +
-                               f * (0.055483343f + f * (0.00967883997f + f * (0.00124396898f + f * 0.000217022697f)))));
+  const Vec p = kFast ? polynomial(f, 1.0f, 0.6954244f, 0.22630768f, 0.07826797f)
+                      : polynomial(f, 1.0f, 0.693146984f, 0.240229836f, 0.055483343f, 0.00967883997f, 0.00124396898f,
+                                   0.000217022697f);
   return _mm512_scalef_ps(p, x);
 #else
   Vec t = x < -127.0f ? broadcast(-127.0f) : x;  // NaN compares false and stays
@@ -127,9 +134,7 @@ ONEPASS_INLINE Vec exp2(Vec x) {
   const Vec rounded = t + 12582912.0f;  // 1.5 * 2^23: the integer nearest to t in the low bits
   const Vec f = t - (rounded - 12582912.0f);
   const Vec p =
-      1.0f +
-      f * (0.693147206f + f * (0.240226469f + f * (0.0555032877f +
-                                                   f * (0.00961848896f + f * (0.00133999356f + f * 0.000153458221f)))));
+      polynomial(f, 1.0f, 0.693147206f, 0.240226469f, 0.0555032877f, 0.00961848896f, 0.00133999356f, 0.000153458221f);
   const Vec result = as_float(as_int(p) + (as_int(rounded) << 23));
   return x < -126.0f ? Vec{} : (x == x ? result : x);
 #endif
@@ -144,14 +149,13 @@ ONEPASS_INLINE Vec exp(Vec x) {
   const Vec n = _mm512_roundscale_ps(t * kLog2e, 0x08);  // to nearest
 #else
   const Vec bounded = t > 88.0f ? broadcast(88.0f) : t;
-  const Vec magic = bounded * kLog2e + 12582912.0f;  // 1.5 * 2^23: the integer in the low bits
+  const Vec magic =
+      multiply_add(bounded, broadcast(kLog2e), broadcast(12582912.0f));  // 1.5 * 2^23: the integer in the low bits
   const Vec n = magic - 12582912.0f;
 #endif
   // ln 2 in two parts, the first short enough for exact products.
-  const Vec r = (t - n * 0.693359375f) + n * 2.12194440e-4f;
-  const Vec p =
-      1.0f +
-      r * (1.0f + r * (0.49999994f + r * (0.16666521f + r * (0.04166839f + r * (0.008368724f + r * 0.0013814584f)))));
+  const Vec r = multiply_add(n, broadcast(2.12194440e-4f), multiply_add(n, broadcast(-0.693359375f), t));
+  const Vec p = polynomial(r, 1.0f, 1.0f, 0.49999994f, 0.16666521f, 0.04166839f, 0.008368724f, 0.0013814584f);
 #if defined(__AVX512F__)
   return _mm512_scalef_ps(p, n);
 #else
@@ -165,24 +169,19 @@ ONEPASS_INLINE Vec log(Vec x) {
   constexpr std::int32_t kSqrtHalf = 0x3f3504f3;  // x = f 2^e with f between sqrt(1/2) and sqrt(2)
   const IntVec bits = as_int(x) - kSqrtHalf;
   const Vec e = __builtin_convertvector(bits >> 23, Vec), f = as_float((bits & 0x7fffff) + kSqrtHalf) - 1.0f;
-  const Vec p =
-      0.333333312f +
-      f * (-0.24999994f +
-           f * (0.200007148f +
-                f * (-0.166680574f +
-                     f * (0.142493233f +
-                          f * (-0.124201408f + f * (0.116769987f + f * (-0.115146103f + f * 0.0703768363f)))))));
-  const Vec z = f * f, small = f * z * p - 2.12194440e-4f * e - 0.5f * z;
-  const Vec result = f + small + 0.693359375f * e;
+  const Vec p = polynomial(f, 0.333333312f, -0.24999994f, 0.200007148f, -0.166680574f, 0.142493233f, -0.124201408f,
+                           0.116769987f, -0.115146103f, 0.0703768363f);
+  const Vec z = f * f;
+  const Vec small = multiply_add(z, broadcast(-0.5f), multiply_add(e, broadcast(-2.12194440e-4f), f * z * p));
+  const Vec result = multiply_add(e, broadcast(0.693359375f), f + small);
   return x == 0.0f ? broadcast(-kInf) : (x < kInf ? result : x);
 }
 
 /// tanh: odd polynomial below 0.625 (coefficients of Cephes' tanhf), else 1 - 2 / (exp(2|x|) + 1).
 ONEPASS_INLINE Vec tanh(Vec x) {
   const Vec z = x * x;
-  const Vec small =
-      x +
-      x * z * (-0.333332819f + z * (0.133314422f + z * (-0.0537397156f + z * (0.0206390888f - z * 0.00570498873f))));
+  const Vec small = multiply_add(
+      x * z, polynomial(z, -0.333332819f, 0.133314422f, -0.0537397156f, 0.0206390888f, -0.00570498873f), x);
   const Vec magnitude = as_float(as_int(x) & 0x7fffffff);
   const Vec bounded = magnitude < 10.0f ? magnitude : broadcast(10.0f);  // tanh(10) rounds to 1
   const Vec large = 1.0f - 2.0f / (exp2(bounded * (2 * kLog2e)) + 1.0f);
