@@ -23,7 +23,9 @@ def save(figure, name, data):
 
 
 def colour_of(rung):
-    return GREY if not any(word in rung for word in ("flash", "split", "v1", "v2")) else ORANGE if "v1" in rung else BLUE
+    if not any(word in rung for word in ("flash", "split", "v1", "v2")):
+        return GREY
+    return ORANGE if "v1" in rung else BLUE
 
 
 def bytes_by_rung(data):
@@ -95,8 +97,8 @@ def loop_order(data):
             axes.add_patch(Rectangle((n, line + 0.06), 1, 0.88, color=ORANGE if touch["write"] else BLUE, linewidth=0))
         for name, count in lines:
             axes.add_patch(Rectangle((0, offset[name]), width, count, fill=False, edgecolor="#c9ccd2", linewidth=0.8))
-            axes.text(-1.5, offset[name] + count / 2, name if name != "stats" else ("m, l" if rung == "flash_v1" else "L"),
-                      ha="right", va="center", fontweight="bold")
+            label = name if name != "stats" else "m, l" if rung == "flash_v1" else "L"
+            axes.text(-1.5, offset[name] + count / 2, label, ha="right", va="center", fontweight="bold")
         axes.set_xlim(0, width)
         axes.set_ylim(offset["stats"] + 4.2, -0.2)
         axes.set_yticks([])
@@ -111,8 +113,9 @@ def loop_order(data):
 
 def grid_occupancy(data):
     def run(block, causal, order):
-        return next(r for r in data["parallel"]["grid"] if (r["batch"], r["heads"], r["seq"], r["block_of"], r["causal"],
-                                                          r["order"]) == (1, 8, 8192, block, causal, order))
+        wanted = (1, 8, 8192, block, causal, order)
+        names = ("batch", "heads", "seq", "block_of", "causal", "order")
+        return next(r for r in data["parallel"]["grid"] if tuple(r[name] for name in names) == wanted)
     runs = [("v1: a block is a head", run("head", False, "plain")),
             ("v2: a block is 128 query rows", run("query_block", False, "plain")),
             ("v2, causal, in plain order", run("query_block", True, "plain")),
@@ -154,7 +157,8 @@ def overlaps(data):
         for e in o["events"]:
             colour = ((BLUE, "#7fb0dd"), (ORANGE, "#f0b989"))[e["group"]][e["step"] == "PV"]
             line = units.index(e["unit"])
-            axes.add_patch(Rectangle((e["start"], line + 0.08), e["end"] - e["start"], 0.84, facecolor=colour, edgecolor="white"))
+            axes.add_patch(Rectangle((e["start"], line + 0.08), e["end"] - e["start"], 0.84, facecolor=colour,
+                                     edgecolor="white"))
             axes.text((e["start"] + e["end"]) / 2, line + 0.5, {"softmax": "exp", "PV": "PV", "S": "S"}[e["step"]],
                       ha="center", va="center", fontsize=7.5, color="white" if colour in (BLUE, ORANGE) else "black")
         axes.set_xlim(0, end)
@@ -163,9 +167,10 @@ def overlaps(data):
         axes.tick_params(left=False)
         axes.set_title(f"{o['title']}: {o['makespan']:,.0f} clocks, tensor cores busy {100 * o['tensor_share']:.0f} %",
                        loc="left", fontsize=10.5)
-    all_axes[-1].set_xlabel(f"clocks of an H100's SM, d 128, {lines[0]['tiles']} tiles of {lines[0]['Bc']} keys a group")
-    figure.legend(handles=[Patch(color=BLUE, label="first warp group"), Patch(color=ORANGE, label="second")], frameon=False,
-                  loc="lower right", bbox_to_anchor=(0.99, 0.955), ncol=2)
+    tiles, Bc = lines[0]["tiles"], lines[0]["Bc"]
+    all_axes[-1].set_xlabel(f"clocks of an H100's SM, d 128, {tiles} tiles of {Bc} keys a group")
+    groups = [Patch(color=BLUE, label="first warp group"), Patch(color=ORANGE, label="second")]
+    figure.legend(handles=groups, frameon=False, loc="lower right", bbox_to_anchor=(0.99, 0.955), ncol=2)
     figure.tight_layout(rect=(0, 0, 1, 0.97))
     return figure
 

@@ -4,8 +4,8 @@
     docs/figures/fill.py build/release/cli/onepass            runs it, writes docs/figures/ladder.json and the pages
     docs/figures/fill.py --check build/release/cli/onepass    writes nothing, fails where something is out of date
 
-In a page, <!--=KEY-->text<!--=--> is a number and <!-- begin KEY --> ... <!-- end KEY --> a table. Figures are drawn from
-ladder.json by draw.py and carry its digest."""
+In a page, <!--=KEY-->text<!--=--> is a number and <!-- begin KEY --> ... <!-- end KEY --> a table. draw.py draws the
+figures from ladder.json; they carry its digest."""
 
 import hashlib
 import json
@@ -100,7 +100,8 @@ def values(data):
     v["small.Q"] = f"{4 * N * D // 1024} KiB"
     v["v2.other_saved"] = f"{100 * (1 - rows['flash_v2']['other_flops'] / rows['flash_v1']['other_flops']):.0f} %"
     v["statistics.bytes"] = mib(rows["backward_v1_statistics"]["bytes_counted"] - rows["backward_v1"]["bytes_counted"])
-    v["statistics.flops"] = f"{100 * (rows['backward_v1_statistics']['matmul_flops'] / rows['backward_v1']['matmul_flops'] - 1):.0f} %"
+    products = rows["backward_v1_statistics"]["matmul_flops"] / rows["backward_v1"]["matmul_flops"]
+    v["statistics.flops"] = f"{100 * (products - 1):.0f} %"
     v["statistics.saved"] = f"{8 * N // 1024} KiB"
     for mask in ("causal", "window"):
         full, skipping = (row["bytes_counted"] for row in data[mask])
@@ -162,7 +163,8 @@ def formula_value(rung):
 def table(head, lines, lang):
     words = WORDS.get(lang, {})
     align = ["---"] + ["---:"] * (len(head) - 1)
-    return "\n".join("| " + " | ".join(str(words.get(cell, cell)) for cell in line) + " |" for line in (head, align, *lines))
+    return "\n".join("| " + " | ".join(str(words.get(cell, cell)) for cell in line) + " |"
+                     for line in (head, align, *lines))
 
 
 def rung_table(data, lang, which):
@@ -174,18 +176,20 @@ def rung_table(data, lang, which):
         lines.append([f"`{row['rung']}`", FORMULAS[row["rung"]], f"{row['bytes_counted']:,}",
                       f"{row['bytes_counted'] / base:.2f}", f"{row['peak_fast'] / 1024:,.1f} KiB",
                       f"{row['exps'] / N ** 2:.2f} N²", f"{row['other_flops'] / N ** 2:.2f} N²"])
-    return table(["rung", "elements moved", "bytes", "of standard", "peak fast memory", "exps", "other FLOPs"], lines, lang)
+    head = ["rung", "elements moved", "bytes", "of standard", "peak fast memory", "exps", "other FLOPs"]
+    return table(head, lines, lang)
 
 
 def tables(data, lang):
-    blocks = [[f"{b['fast_memory'] // 1024} KiB × {b['processors']}", b["head_dim"], b["tiles"], b["Br"], b["Bc"], b["Tr"],
-               b["Tc"], f"{b['held'] / b['fast_memory']:.2f} M"] for b in data["blocks"]]
+    blocks = [[f"{b['fast_memory'] // 1024} KiB × {b['processors']}",
+               *(b[key] for key in ("head_dim", "tiles", "Br", "Bc", "Tr", "Tc")),
+               f"{b['held'] / b['fast_memory']:.2f} M"] for b in data["blocks"]]
     rows = [[b["Br"], f"{b['v1_bytes']:,}", f"{b['v2_bytes']:,}", f"{b['tiles'] / b['fast_memory']:.2f} M",
              f"{b['scores'] / b['fast_memory']:.2f} M", f"{b['peak_fast'] / b['fast_memory']:.2f} M"]
             for b in data["block_rows"]]
     warps = [[f"`{w['rung'][6:]}`", w["warps"], f"{w['bytes']:,}", w["barriers"]] for w in data["parallel"]["warps"]]
-    short = [row for row in data["ladder"] if row["rung"] in SUMMARY]
-    lines = [[f"`{row['rung']}`", FORMULAS[row["rung"]], f"{row['bytes_counted']:,}", f"{row['peak_fast']:,}"] for row in short]
+    lines = [[f"`{row['rung']}`", FORMULAS[row["rung"]], f"{row['bytes_counted']:,}", f"{row['peak_fast']:,}"]
+             for row in data["ladder"] if row["rung"] in SUMMARY]
     return {
         "forward-table": rung_table(data, lang, "fwd"),
         "backward-table": rung_table(data, lang, "bwd"),

@@ -6,7 +6,7 @@
 #include <span>
 #include <string>
 
-#include "ladder/ledger.h"
+#include "ladder/memory.h"
 
 namespace onepass::ladder {
 

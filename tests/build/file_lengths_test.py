@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Every source file can be read in one sitting: kernels at most 450 lines, other files at most 300, 120 columns."""
+"""Every source file can be read in one sitting: kernels at most 450 lines, rungs 120, other files 300, 120 columns."""
 
 import pathlib
 import sys
 
 SUFFIXES = {".h", ".hpp", ".cc", ".cu", ".cuh", ".py", ".pyi"}
-FOLDERS = ("include", "src", "cli", "python", "examples", "bench", "tests", "data")
+FOLDERS = ("include", "src", "cli", "python", "examples", "bench", "tests", "data", "docs")
 
 
 def main(root):
@@ -15,6 +15,8 @@ def main(root):
         lines = path.read_text().splitlines()
         files += 1
         limit = 450 if name.startswith(("src/cpu/", "src/cuda/")) else 300
+        if name.startswith("src/ladder/") and lines[0].startswith(("// Rung", "// Parallel rung")):
+            limit = 120
         if len(lines) > limit:
             faults.append(f"{name}: {len(lines)} lines, at most {limit}")
         faults += [f"{name}:{number}: {len(line)} columns, at most 120"
