@@ -86,9 +86,9 @@ void fill_values(Case& c, Random& random) {
   }
   if (values == Values::rising) {
     fill_scores(c, random, 4, 0.1);
-    fill(c.k, [&](const Index& i) {
-      return c.k.get(c.k.offset({0, 0, 0, 0})) * (0.5 + static_cast<double>(i[1]) / 40) * (1 + 0.1 * random.normal());
-    });
+    const double first = c.k.count() > 0 ? c.k.get(0) : 0;
+    fill(c.k,
+         [&](const Index& i) { return first * (0.5 + static_cast<double>(i[1]) / 40) * (1 + 0.1 * random.normal()); });
   }
   if (values == Values::denormal) {
     for (Array* array : {&c.q, &c.k, &c.v}) fill_denormal(*array, random);
@@ -106,24 +106,27 @@ void poison_invisible(Case& c) {
   Marks q(c.q), k(c.k), v(c.v), dout(c.grad_out), out(c.saved_out), lse(c.saved_lse), dlse(c.grad_lse), bias(c.bias);
   for (std::int64_t b = 0; b < p.batch; ++b) {
     const oracle::Item item = oracle::item_at(p, b);
-    std::vector<bool> key_seen(item.k_length, false);
+    std::vector<bool> key_seen(p.heads_kv * item.k_length, false);
     for (std::int64_t i = 0; i < item.q_length; ++i) {
-      const oracle::Keys keys = oracle::visible_keys(p.mask, item, i);
-      const bool empty = keys.lo == keys.hi;
-      for (std::int64_t j = keys.lo; j < keys.hi; ++j) key_seen[j] = true;
       for (std::int64_t h = 0; h < p.heads_q; ++h) {
+        // A row whose keys all have a bias of -inf is as empty as one that sees none; but for that the bias is read.
+        const oracle::Keys visible = oracle::visible_keys(p.mask, item, i);
+        const oracle::Keys keys = oracle::seen_keys(p, item, b, h, i);
+        const bool empty = keys.lo == keys.hi;
+        for (std::int64_t j = keys.lo; j < keys.hi; ++j) key_seen[p.kv_head(h) * item.k_length + j] = true;
         const std::int64_t seq = item.q_row + i;
         if (!empty) q.row(b, seq, h);
-        // A sink's gradient asks for dO, O and dLSE of rows that see no key, too.
-        if (c.grad_out && (!empty || c.sinks)) dout.row(b, seq, h);
+        if (c.grad_out && !empty) dout.row(b, seq, h);
+        // A sink's gradient asks for dLSE of empty rows, too.
         if (c.grad_lse && (!empty || c.sinks)) dlse.one({b, h, seq, 0});
         if (c.saved_out) out.row(b, seq, h);
         if (c.saved_lse) lse.one({b, h, seq, 0});
-        for (std::int64_t j = keys.lo; c.bias && j < keys.hi; ++j) bias.one({b, h, i, item.k_start + j});
+        for (std::int64_t j = visible.lo; c.bias && j < visible.hi; ++j) bias.one({b, h, i, item.k_start + j});
       }
     }
     for (std::int64_t j = 0; j < item.k_length; ++j) {
-      for (std::int64_t h = 0; h < p.heads_kv && key_seen[j]; ++h) {
+      for (std::int64_t h = 0; h < p.heads_kv; ++h) {
+        if (!key_seen[h * item.k_length + j]) continue;
         k.row(b, item.k_row + j, h);
         v.row(b, item.k_row + j, h);
       }

@@ -63,7 +63,8 @@ inline void prepare_rows(const Backward& call, const Scratch& t, const Sequence&
     for (std::int64_t c = i * call.plan.dim_v; c < (i + 1) * call.plan.dim_v; c += kLanes) {
       sum = multiply_add(load(t.dout + c), load(out + c), sum);
     }
-    d[i] = sum_of(sum) - (grad_lse != nullptr ? grad_lse[i] : 0.0f);
+    const bool empty = problem.score.sinks && is_empty_row(problem, sequence, b, head, i0 + i);
+    d[i] = (empty ? 0 : sum_of(sum)) - (grad_lse != nullptr ? grad_lse[i] : 0.0f);
   }
 }
 
@@ -89,7 +90,8 @@ inline void load_query_block(const Backward& call, const Scratch& t, const Seque
   block.all = within(sequence.visible_to_all(i0, i0 + rows));
   block.empty_row = false;
   for (std::int64_t i = 0; i < kBlockQ; ++i) {
-    const bool seen = i < rows && l[i] != -kInf;
+    const bool seen =
+        i < rows && l[i] != -kInf && !(problem.score.bias && is_empty_row(problem, sequence, b, head, i0 + i));
     block.l[i] = seen ? l[i] : kInf;
     block.d[i] = seen ? d[i] : 0;
     block.empty_row = block.empty_row || (i < rows && !seen);

@@ -108,8 +108,9 @@ void prepare_pair_rows(const PairCall<Products>& call, MagnitudeScan& scan, cons
       sum = _mm512_dpbf16_ps(sum, (__m512bh)load_row32(out + c, dim_v - c), (__m512bh)y);
       largest = raise_magnitudes(largest, y);
     }
-    *call.d(b, head, seq) = sum_of((Vec)sum) - (x.grad_lse ? *x.grad_lse.row(b, head, seq) : 0.0f);
-    if (!sees || *x.lse.row(b, head, seq) == -kInf) continue;
+    const bool empty = !sees || (problem.score.bias && is_empty_row(problem, sequence, b, head, i));
+    *call.d(b, head, seq) = (empty ? 0 : sum_of((Vec)sum)) - (x.grad_lse ? *x.grad_lse.row(b, head, seq) : 0.0f);
+    if (empty || *x.lse.row(b, head, seq) == -kInf) continue;
     scan.dout = _mm512_max_epu16(scan.dout, largest);
     scan.q = scan_row(scan.q, row_as<StoreBf16>(x.q, b, seq, head), dim);
   }
@@ -187,7 +188,9 @@ struct QueryRows {
     const std::int64_t seq = sequence.q_row + i0;
     const float *l = call.x.lse.row(b, head, seq), *rows_d = call.d(b, head, seq);
     for (std::int64_t i = 0; i < kBlock; ++i) {
-      const bool sees = i0 + i >= begin && i0 + i < end, counts = sees && l[i] != -kInf;
+      const bool sees = i0 + i >= begin && i0 + i < end;
+      const bool counts =
+          sees && l[i] != -kInf && !(problem.score.bias && is_empty_row(problem, sequence, b, head, i0 + i));
       if (sees && !counts) dead = true;
       lse[i] = counts ? l[i] : 0;
       lse_log2[i] = lse[i] * kLog2e;

@@ -49,7 +49,7 @@ inline void store_out(const Tensor& out, std::int64_t b, std::int64_t seq, std::
 }
 
 /// Results of KV head h of the task from the partial results of `chunks`, in the order of keys. row: dim_v floats.
-inline void merge(const Decode& call, const RowTask& task, std::int64_t h, Interval chunks, float* row) {
+inline void merge(const Decode& call, const RowTask& task, std::int64_t h, Interval all_chunks, float* row) {
   const Problem& problem = call.problem;
   const std::int64_t group = problem.group(), rows = call.plan.task_rows, dim_v = call.plan.dim_v;
   for (std::int64_t r = 0; r < task.count; ++r) {
@@ -57,6 +57,9 @@ inline void merge(const Decode& call, const RowTask& task, std::int64_t h, Inter
     const auto part = [&](std::int64_t c) {
       return call.partial(task.sequence, task.b, task.kv_head + h, task.index, c) + r;
     };
+    const bool empty =
+        problem.score.bias && is_empty_row(problem, task.sequence, task.b, head, task.query_row(group, r));
+    const Interval chunks = empty ? Interval{} : all_chunks;
     const float sink = sink_of(problem, head);
     float m = sink;
     for (std::int64_t c = chunks.begin; c < chunks.end; ++c) m = max_of(m, *part(c));

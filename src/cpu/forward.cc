@@ -106,17 +106,20 @@ void finish_group(const Call& call, const Sequence& sequence, const RowGroup& g,
     const Vec l = g.fresh ? Vec{} : load(g.l + i), m = load(g.m + i) * call.units.natural, top = max(sink, m);
     const Vec reference = select(top == -kInf, Vec{}, top);
     const Vec part = exp(m - reference), total = l * part + exp(sink - reference);
-    store(factor + i, select(total == 0.0f, Vec{}, part / total));
+    IntVec empty = g.fresh ? IntVec{} == 0 : total == 0.0f;
+    for (int lane = 0; p.score.bias && lane < min_of<std::int64_t>(kLanes, g.rows - i); ++lane) {
+      if (is_empty_row(p, sequence, b, head, g.i0 + i + lane)) empty[lane] = -1;
+    }
+    store(factor + i, select(empty, Vec{}, part / total));
     if (call.operands.lse) {
       float* lse = call.operands.lse.row(b, head, seq + i);
-      const Vec value = reference + log(total);
+      const Vec value = select(empty, sink, reference + log(total));
       if (i + kLanes <= g.rows) {
         store(lse, value);
       } else {
         store_part<StoreF32>(lse, value, g.rows - i);
       }
     }
-    const IntVec empty = g.fresh ? IntVec{} == 0 : total == 0.0f;
     if (any(empty)) {  // exactly 0, whatever is in memory or in V
       for (std::int64_t c = 0; c < p.head_dim_v; ++c) {
         float* out = g.out_t + c * kWidth + i;

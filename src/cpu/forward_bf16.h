@@ -188,9 +188,9 @@ struct ForwardTask {
     float* lse = operands.lse && with_lse ? operands.lse.row(b, head, seq) : nullptr;
     alignas(64) float factor[kWidth + kLanes] = {};
     for (std::int64_t i = begin; i < end; ++i) {
-      if (g.reference[i] == -kInf && g.sum[i] == 0) {  // no visible key
+      if ((g.reference[i] == -kInf && g.sum[i] == 0) ||
+          (problem.score.bias && is_empty_row(problem, sequence, b, head, g.i0 + i))) {
         if (lse != nullptr) lse[i] = sink;
-        // A bias of -inf hides keys from a row, but not NaN in their values.
         for (std::int64_t c = 0; c < problem.head_dim_v; ++c) g.out[c * kWidth + i] = 0;
         continue;
       }

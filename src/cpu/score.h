@@ -79,6 +79,20 @@ inline void add_bias(const HeadScore& h, float* s, std::int64_t keys, std::int64
   }
 }
 
+/// True if row i sees no key, or a bias of -inf on every key that it sees: nothing of Q, K, V and dO reaches it then,
+/// NaN neither. A bias that is not -inf everywhere is found at once, as a rule.
+inline bool is_empty_row(const Problem& problem, const Sequence& sequence, std::int64_t b, std::int64_t head,
+                         std::int64_t i) {
+  const BiasTensor& bias = problem.score.bias;
+  const Interval keys = sequence.visible(i);
+  if (keys.size() == 0 || !bias) return keys.size() == 0;
+  const std::int64_t at = bias.offset(b, head, i, sequence.k_start + keys.begin);
+  for (std::int64_t j = 0; j < keys.size(); ++j) {
+    if (load_float(bias.data, bias.dtype, at + j * bias.stride_k) != -kInf) return false;
+  }
+  return true;
+}
+
 /// Softcap, ALiBi and bias on the keys [j0, j0 + keys) of the rows i0 ... i0 + kWidth - 1; what lanes at or past
 /// `rows` get does not matter, and nothing is read for them. `cap_slope`, if given, gets d(capped)/d(score), the factor
 /// of the backward.

@@ -100,7 +100,7 @@ class Backward {
   }
 
   void row(std::int64_t b, const Item& item, const Head<Real>& head, std::int64_t h, std::int64_t i) {
-    const Keys keys = visible_keys(p_.mask, item, i);
+    const Keys keys = seen_keys(p_, item, b, h, i);
     const std::int64_t count = keys.hi - keys.lo, seq = item.q_row + i;
     if (count == 0 && !p_.score.sinks) return;
 
@@ -112,7 +112,8 @@ class Backward {
     if (lse == -std::numeric_limits<Real>::infinity()) return;
 
     // The gradient of a score: P (keep dO.V - D), where D = dO.O, less the gradient that enters through lse.
-    Real d = row_sum(dout_.data(), out_.data(), p_.head_dim_v);
+    // O of a row without keys is 0 whatever V holds: dO does not matter.
+    Real d = count == 0 ? Real(0) : row_sum(dout_.data(), out_.data(), p_.head_dim_v);
     if (x_.grad_lse) d -= Real(*x_.grad_lse.row(b, h, seq));
     if (p_.score.sinks) sinks_[b * p_.heads_q + h] -= std::exp(head.sink(h) - lse) * d;
 
@@ -151,8 +152,13 @@ class Backward {
   /// D. In float32 in another order than dO.V, as in every kernel: where the two cancel, their errors remain.
   static Real row_sum(const Real* a, const Real* b, std::int64_t n) {
     if constexpr (sizeof(Real) == 8) return dot(a, b, n);
+    const std::int64_t run = std::max<std::int64_t>(3, (n + 3) / 4);
     Real sum = 0;
-    for (std::int64_t c = 0; c < n; ++c) sum = std::fma(a[c], b[c], sum);
+    for (std::int64_t end = n; end > 0; end -= run) {
+      Real part = 0;
+      for (std::int64_t c = end - 1; c >= std::max<std::int64_t>(0, end - run); --c) part = std::fma(a[c], b[c], part);
+      sum += part;
+    }
     return sum;
   }
 

@@ -30,7 +30,7 @@ void run(const Problem& problem, const ForwardOperands& operands) {
     for (std::int64_t h = 0; h < problem.heads_q; ++h) {
       if (h % problem.group() == 0) head.load_keys(operands.k, operands.v, problem.kv_head(h));
       for (std::int64_t i = 0; i < item.q_length; ++i) {
-        const Keys keys = visible_keys(problem.mask, item, i);
+        const Keys keys = seen_keys(problem, item, b, h, i);
         if (keys.lo < keys.hi) load_row(q.data(), operands.q, b, item.q_row + i, h, problem.head_dim);
         head.scores(h, i, keys, q.data(), weight.data(), nullptr);
         const Real lse = softmax(weight.data(), keys.hi - keys.lo, head.sink(h));

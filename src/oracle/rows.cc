@@ -47,6 +47,17 @@ Keys visible_keys(const MaskSpec& mask, const Item& item, std::int64_t i) {
   return {lo, last + 1};
 }
 
+Keys seen_keys(const Problem& problem, const Item& item, std::int64_t b, std::int64_t h, std::int64_t i) {
+  const Keys keys = visible_keys(problem.mask, item, i);
+  const BiasTensor& bias = problem.score.bias;
+  bool finite = !bias;
+  for (std::int64_t j = keys.lo; j < keys.hi && !finite; ++j) {
+    const double x = load_double(bias.data, bias.dtype, bias.offset(b, h, i, item.k_start + j));
+    finite = x != -std::numeric_limits<double>::infinity();
+  }
+  return finite ? keys : Keys{};
+}
+
 void store_real(void* data, DType dtype, std::int64_t index, double x) {
   if (dtype == DType::f64) {
     static_cast<double*>(data)[index] = x;

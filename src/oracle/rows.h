@@ -28,6 +28,8 @@ struct Keys {
 
 Item item_at(const Problem& problem, std::int64_t b);
 Keys visible_keys(const MaskSpec& mask, const Item& item, std::int64_t i);
+/// The keys that row i of query head h sees: those, or none if the bias of each of them is -inf.
+Keys seen_keys(const Problem& problem, const Item& item, std::int64_t b, std::int64_t h, std::int64_t i);
 
 /// Query rows of an operand's batch entry, inside sequences or not, and the number of such entries.
 inline std::int64_t operand_rows(std::int64_t seq, std::int64_t total, const MaskSpec& mask) {
@@ -53,21 +55,17 @@ struct Rounding {
   }
 };
 
-/// float32: the plain loop, one running sum, as a formula written down in float32 is. float64: eight partial sums, fast
-/// without reassociation flags; its rounding does not matter.
-inline float dot(const float* a, const float* b, std::int64_t n) {
-  float sum = 0;
-  for (std::int64_t c = 0; c < n; ++c) sum += a[c] * b[c];
-  return sum;
-}
-inline double dot(const double* a, const double* b, std::int64_t n) {
-  double lane[8] = {};
+/// Four partial sums, as a loop over the narrowest vectors has them. One running sum would round more, and a yardstick
+/// that rounds more allows more.
+template <class Real>
+Real dot(const Real* a, const Real* b, std::int64_t n) {
+  Real lane[4] = {};
   std::int64_t c = 0;
-  for (; c + 8 <= n; c += 8) {
-    for (int l = 0; l < 8; ++l) lane[l] += a[c + l] * b[c + l];
+  for (; c + 4 <= n; c += 4) {
+    for (int l = 0; l < 4; ++l) lane[l] += a[c + l] * b[c + l];
   }
   for (int l = 0; c < n; ++c, ++l) lane[l] += a[c] * b[c];
-  return ((lane[0] + lane[1]) + (lane[2] + lane[3])) + ((lane[4] + lane[5]) + (lane[6] + lane[7]));
+  return (lane[0] + lane[1]) + (lane[2] + lane[3]);
 }
 
 template <class Real>

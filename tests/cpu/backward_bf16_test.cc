@@ -3,39 +3,22 @@
 #include <cstring>
 
 #include "check/random.h"
-#include "core/registry.h"
-#include "cpu/kernel.h"
-#include "kit/kit.h"
+#include "cpu/every_kernel.h"
 
 namespace onepass {
 namespace {
 
 using check::CaseSpec;
 using check::Values;
-
-Status emulated_backward(const Problem& problem, const BackwardOperands& operands, const Launch& launch) {
-  cpu::amx_emulated::backward(problem, operands, launch);
-  return {};
-}
-
-const Kernel kEmulated{"bwd_cpu_amx_emulated",
-                       Pass::backward,
-                       Backend::cpu,
-                       "amx_emulated",
-                       kBf16,
-                       1024,
-                       0,
-                       &cpu::amx_emulated::backward_workspace,
-                       nullptr,
-                       &emulated_backward};
+using every_kernel::kEmulatedBackward;
 
 class BackwardBf16 : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     if (!this_cpu().avx512bf16) GTEST_SKIP() << "no AVX512-BF16";
-    kernel_ = std::strcmp(GetParam(), kEmulated.name) == 0 ? &kEmulated : find_kernel(GetParam());
+    kernel_ = std::strcmp(GetParam(), kEmulatedBackward.name) == 0 ? &kEmulatedBackward : find_kernel(GetParam());
     ASSERT_NE(kernel_, nullptr);
-    if (kernel_ != &kEmulated && !can_run(*kernel_, this_cpu())) GTEST_SKIP() << "not on this machine";
+    if (kernel_ != &kEmulatedBackward && !can_run(*kernel_, this_cpu())) GTEST_SKIP() << "not on this machine";
   }
   void expect(const CaseSpec& spec, const std::vector<int>& threads = {1}) {
     check::Case c(spec);

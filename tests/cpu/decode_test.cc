@@ -182,7 +182,5 @@ TEST(Decode, NothingToDo) {
   }
 }
 
-// Row i of a decode sees the keys that row i of a prefill sees: V is one-hot, so the weights are read off.
-
 }  // namespace
 }  // namespace onepass

@@ -3,39 +3,22 @@
 #include <cstring>
 
 #include "check/random.h"
-#include "core/registry.h"
-#include "cpu/kernel.h"
-#include "kit/kit.h"
+#include "cpu/every_kernel.h"
 
 namespace onepass {
 namespace {
 
 using check::CaseSpec;
 using check::Values;
-
-Status emulated_forward(const Problem& problem, const ForwardOperands& operands, const Launch& launch) {
-  cpu::amx_emulated::forward(problem, operands, launch);
-  return {};
-}
-
-const Kernel kEmulated{"fwd_cpu_amx_emulated",
-                       Pass::forward,
-                       Backend::cpu,
-                       "amx_emulated",
-                       kBf16,
-                       1024,
-                       0,
-                       &cpu::amx_emulated::forward_workspace,
-                       &emulated_forward,
-                       nullptr};
+using every_kernel::kEmulatedForward;
 
 class ForwardBf16 : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     if (!this_cpu().avx512bf16) GTEST_SKIP() << "no AVX512-BF16";
-    kernel_ = std::strcmp(GetParam(), kEmulated.name) == 0 ? &kEmulated : find_kernel(GetParam());
+    kernel_ = std::strcmp(GetParam(), kEmulatedForward.name) == 0 ? &kEmulatedForward : find_kernel(GetParam());
     ASSERT_NE(kernel_, nullptr);
-    if (kernel_ != &kEmulated && !can_run(*kernel_, this_cpu())) GTEST_SKIP() << "not on this machine";
+    if (kernel_ != &kEmulatedForward && !can_run(*kernel_, this_cpu())) GTEST_SKIP() << "not on this machine";
   }
   void expect(const CaseSpec& spec, int threads = 1) {
     check::Case c(spec);

@@ -54,12 +54,12 @@ struct Plain {
       const double slope = c.alibi.get(c.alibi.offset({c.alibi.size()[0] > 1 ? b : 0, h, 0, 0}));
       result += slope * -std::abs(static_cast<double>(position(b, i) - j));
     }
-    if (s.bias) {
-      Index at = {b, h, i, s.varlen() ? j : k_first(b) + j};
-      for (int axis = 0; axis < 4; ++axis) at[axis] = s.bias_broadcast[axis] ? 0 : at[axis];
-      result += c.bias.get(c.bias.offset(at));
-    }
-    return result;
+    return s.bias ? result + bias(b, h, i, j) : result;
+  }
+  double bias(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {
+    Index at = {b, h, i, s.varlen() ? j : k_first(b) + j};
+    for (int axis = 0; axis < 4; ++axis) at[axis] = s.bias_broadcast[axis] ? 0 : at[axis];
+    return c.bias.get(c.bias.offset(at));
   }
   double keep(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {
     const long threshold = std::lround(s.dropout_p * 65536);
@@ -82,12 +82,16 @@ void expect_plain(Case& c) {
       for (std::int64_t i = 0; i < plain.q_length(b); ++i) {
         const std::int64_t item = s.varlen() ? 0 : b, row = plain.q_first(b) + i;
         std::vector<double> scores(plain.k_length(b), -HUGE_VAL);
-        double top = s.sinks ? c.sinks.get(h) : -HUGE_VAL;
+        const double sink = s.sinks ? c.sinks.get(h) : -HUGE_VAL;
+        double top = sink;
+        bool empty = true;
         for (std::int64_t j = 0; j < plain.k_length(b); ++j) {
           if (plain.visible(b, i, j)) scores[j] = plain.score(b, h, i, j);
+          empty = empty && (!plain.visible(b, i, j) || (c.bias && plain.bias(b, h, i, j) == -HUGE_VAL));
           top = std::max(top, scores[j]);
         }
-        if (top == -HUGE_VAL) continue;
+        if (empty) lse.set(lse.offset({item, h, row, 0}), sink);
+        if (empty) continue;
         double sum = s.sinks ? std::exp(c.sinks.get(h) - top) : 0;
         for (const double score : scores) sum += std::exp(score - top);
         lse.set(lse.offset({item, h, row, 0}), top + std::log(sum));
