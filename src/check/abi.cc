@@ -133,7 +133,9 @@ Status AbiCall::run() {
   return status == ONEPASS_OK ? Status() : Status(status, onepass_last_error());
 }
 
-Report check_abi(Case& c, const Reference& reference, const char* kernel, int threads) {
+namespace {
+
+Report run_abi(Case& c, const Reference& reference, const char* kernel, int threads) {
   AbiCall call(c);
   call.options.kernel = kernel;
   call.options.threads = threads;
@@ -143,6 +145,12 @@ Report check_abi(Case& c, const Reference& reference, const char* kernel, int th
           : check_forward(c, reference, [&](const Problem&, const ForwardOperands&) { return call.run(); });
   report.name = "C interface, threads=" + std::to_string(threads) + " " + report.name;
   return report;
+}
+
+}  // namespace
+
+Report check_abi(Case& c, const Reference& reference, const char* kernel, int threads) {
+  return check_draws(c, reference, [&](Case& x, const Reference& r) { return run_abi(x, r, kernel, threads); });
 }
 
 }  // namespace onepass::check

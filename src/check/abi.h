@@ -42,7 +42,7 @@ class AbiCall {
   std::deque<Described> tensors_;
 };
 
-/// The case through the C interface, compared. `kernel`: forced by name, or null.
+/// The case through the C interface, by check_draws. `kernel`: forced by name, or null.
 Report check_abi(Case& c, const Reference& reference, const char* kernel = nullptr, int threads = 1);
 
 }  // namespace onepass::check

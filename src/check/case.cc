@@ -163,6 +163,16 @@ void Case::reset() {
   for (Array* array : outputs()) array->reset();
 }
 
+bool Case::as_drawn() const {
+  Case drawn(spec_);
+  const std::vector<Array*> theirs = drawn.inputs(), mine = const_cast<Case*>(this)->inputs();
+  for (std::size_t n = 0; n < mine.size(); ++n) {
+    if (static_cast<bool>(*mine[n]) != static_cast<bool>(*theirs[n])) return false;
+    if (*mine[n] && mine[n]->bits() != theirs[n]->bits()) return false;
+  }
+  return true;
+}
+
 std::vector<std::string> Case::faults() const {
   static constexpr const char* kInputs[] = {"q",     "k",    "v",     "grad_out", "grad_lse",
                                             "alibi", "bias", "sinks", "out",      "lse"};

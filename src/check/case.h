@@ -21,6 +21,8 @@ class Case {
 
   /// Outputs back to NaN, guards back to their pattern.
   void reset();
+  /// True if the inputs hold what the spec's seed draws.
+  bool as_drawn() const;
   /// A line for each input that changed and each output written outside its elements.
   std::vector<std::string> faults() const;
 

@@ -65,7 +65,7 @@ ONEPASS_INLINE IntVec load_ints(const std::int32_t* p) {
 /// Sums start at 0 (fresh) or at C (onto) and take their products in ascending k, one fused operation each. chunks:
 /// sums of kChunk products, added up one after the other, which halves the rounding error of long sums or better.
 enum class Sum { fresh, onto, chunks };
-inline constexpr std::int64_t kChunk = 16;
+inline constexpr std::int64_t kChunk = 8;
 
 /// One group of kN vectors of columns.
 template <int kN, Sum kSum>

@@ -116,8 +116,8 @@ __attribute__((noinline)) void scores(const float* q_t, const KeyBlock& block, s
                                       float* s, float* largest) {
   Vec top[kN];
   for (int v = 0; v < kN; ++v) top[v] = load(largest + v * kLanes);
-  // Long dot products in two halves, each rounded by itself.
-  const std::int64_t half = block.dim > 64 ? block.dim / 2 : 0;
+  // Long dot products in up to four parts, each rounded by itself.
+  const std::int64_t depth = max_of<std::int64_t>(ceil_div(block.dim, 4), 16);
   for_row_tiles(
       end - begin, [&](std::int64_t row, auto count) __attribute__((always_inline)) {
         const std::int64_t j = begin + row;
@@ -125,9 +125,9 @@ __attribute__((noinline)) void scores(const float* q_t, const KeyBlock& block, s
           prefetch_row(block.k + (x + kBlockK) * block.k_row, block.dim);
         }
         const float* k = block.k + j * block.k_row;
-        const auto product = [&](std::int64_t c, std::int64_t depth, auto&& take) __attribute__((always_inline)) {
+        const auto product = [&](std::int64_t c, std::int64_t terms, auto&& take) __attribute__((always_inline)) {
           product_tile<count.value, kN>(
-              k + c, block.k_row, 1, q_t + c * kWidth, kWidth, depth,
+              k + c, block.k_row, 1, q_t + c * kWidth, kWidth, terms,
               [](int, int) __attribute__((always_inline)) { return Vec{}; }, take);
         };
         const auto put = [&](int r, int v, Vec x) __attribute__((always_inline)) {
@@ -137,15 +137,19 @@ __attribute__((noinline)) void scores(const float* q_t, const KeyBlock& block, s
           put(r, v, x);
           top[v] = max(top[v], x);
         };
-        if (half == 0) {
-          product(0, block.dim, put_last);
-        } else {
-          product(0, half, put);
+        const auto onto = [&](int r, int v, Vec x) __attribute__((always_inline)) {
+          return x + load(s + (j + r) * kWidth + v * kLanes);
+        };
+        if (block.dim <= depth) return product(0, block.dim, put_last);
+        product(0, depth, put);
+        std::int64_t c = depth;
+        for (; c + depth < block.dim; c += depth) {
           product(
-              half, block.dim - half, [&](int r, int v, Vec x) __attribute__((always_inline)) {
-                put_last(r, v, x + load(s + (j + r) * kWidth + v * kLanes));
-              });
+              c, depth, [&](int r, int v, Vec x) __attribute__((always_inline)) { put(r, v, onto(r, v, x)); });
         }
+        product(
+            c,
+            block.dim - c, [&](int r, int v, Vec x) __attribute__((always_inline)) { put_last(r, v, onto(r, v, x)); });
       });
   for (int v = 0; v < kN; ++v) store(largest + v * kLanes, top[v]);
 }

@@ -117,7 +117,13 @@ ONEPASS_INLINE float sum_of(Vec x) {
 #endif
 }
 
-/// 2^x for x <= 1 or so; 0 for x below -126 or -inf (-149 with AVX-512, which makes subnormals); NaN stays NaN.
+/// p 2^n, n in the low bits, p near 1; in two steps where the result may be subnormal.
+ONEPASS_INLINE Vec scale_by_power(Vec p, IntVec n, IntVec subnormal) {
+  const Vec scaled = as_float(as_int(p) + ((n + (subnormal & 64)) << 23));
+  return scaled * select(subnormal, broadcast(0x1p-64f), broadcast(1));
+}
+
+/// 2^x for x <= 1 or so, subnormals too; 0 for x below -150 or -inf; NaN stays NaN.
 /// Degree 6 minimax polynomials, 0.93 ulp. Degree 3 (kFast, 1.03e-4, exact at integers) is enough where the result is
 /// rounded to bfloat16.
 template <bool kFast = false>
@@ -129,18 +135,18 @@ ONEPASS_INLINE Vec exp2(Vec x) {
                                    0.000217022697f);
   return _mm512_scalef_ps(p, x);
 #else
-  Vec t = x < -127.0f ? broadcast(-127.0f) : x;  // NaN compares false and stays
+  Vec t = x < -150.0f ? broadcast(-150.0f) : x;  // NaN compares false and stays
   t = t > 127.0f ? broadcast(127.0f) : t;
   const Vec rounded = t + 12582912.0f;  // 1.5 * 2^23: the integer nearest to t in the low bits
   const Vec f = t - (rounded - 12582912.0f);
   const Vec p =
       polynomial(f, 1.0f, 0.693147206f, 0.240226469f, 0.0555032877f, 0.00961848896f, 0.00133999356f, 0.000153458221f);
-  const Vec result = as_float(as_int(p) + (as_int(rounded) << 23));
-  return x < -126.0f ? Vec{} : (x == x ? result : x);
+  const Vec result = scale_by_power(p, as_int(rounded), (x < -126.0f) & (x > -150.0f));
+  return x <= -150.0f ? Vec{} : (x == x ? result : x);
 #endif
 }
 
-/// e^x to about an ulp; 0 for x below -87 or -inf (-103 with AVX-512), NaN stays NaN. Cody and Waite's reduction: exp2
+/// e^x to about an ulp; 0 for x below -104 or -inf, NaN stays NaN. Cody and Waite's reduction: exp2
 /// of x log2(e) would lose what the product's rounding loses, 5 ulp at x = -10.
 ONEPASS_INLINE Vec exp(Vec x) {
   // Bounds: infinity minus infinity below would be NaN. NaN stays.
@@ -159,8 +165,8 @@ ONEPASS_INLINE Vec exp(Vec x) {
 #if defined(__AVX512F__)
   return _mm512_scalef_ps(p, n);
 #else
-  const Vec result = as_float(as_int(p) + (as_int(magic) << 23));
-  return x < -87.0f ? Vec{} : (x == x ? result : x);
+  const Vec result = scale_by_power(p, as_int(magic), (x < -87.0f) & (x > -104.0f));
+  return x <= -104.0f ? Vec{} : (x == x ? result : x);
 #endif
 }
 

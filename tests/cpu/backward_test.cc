@@ -25,6 +25,26 @@ TEST(Backward, RandomPlainCases) {
   kit::expect_sweep(backward_kernels(), sweep);
 }
 
+/// Scores all equal and near -46340, where lse has steps of 1/256; and other seeds and dimensions.
+TEST(Backward, SeedsOnceBeyondTheBound) {
+  for (const unsigned dtypes : {kF32, kF32 | kF16 | kBf16}) {
+    check::Sweep sweep;
+    sweep.limits.pass = Pass::backward;
+    sweep.limits.dtypes = dtypes;
+    sweep.first_seed = 70155;
+    sweep.cases = 10;
+    kit::expect_sweep(backward_kernels(), sweep);
+  }
+  for (std::uint64_t seed = 0; seed < 30 / kThin; ++seed) {
+    CaseSpec spec = spec_of(95, 95, 1, 20 + 7 * static_cast<std::int64_t>(seed));
+    spec.seed = seed;
+    spec.dtype = static_cast<DType>(seed % 2);
+    spec.values = check::Values::equal;
+    spec.causal = seed % 3 == 0;
+    expect_right(spec);
+  }
+}
+
 TEST(Backward, EveryLengthAgainstTheTiles) {
   for (std::int64_t seq = 1; seq <= 300; seq += kThin) {
     CaseSpec spec = spec_of(seq, seq % 2 == 0 ? seq : 301 - seq, 1, 24);

@@ -52,6 +52,24 @@ TEST(Forward, RandomCases) {
   kit::expect_sweep(forward_kernels(), sweep);
 }
 
+/// A softcap of 5 on raw scores of hundreds: lse follows the rounding of a few dot products. And its neighbours.
+TEST(Forward, SeedsOnceBeyondTheBound) {
+  check::Sweep sweep;
+  sweep.first_seed = 5820;
+  sweep.cases = 20 / kThin;
+  kit::expect_sweep(forward_kernels(), sweep);
+  CaseSpec spec;
+  spec.seq_q = 47;
+  spec.seq_k = 112;
+  spec.head_dim = 127;
+  spec.head_dim_v = 193;
+  spec.causal = true;
+  spec.scale = 1;
+  spec.softcap = 5;
+  spec.values = check::Values::wide;
+  for (spec.seed = 0; spec.seed < 20 / kThin; ++spec.seed) expect_right(spec);
+}
+
 TEST(Forward, EveryLengthAgainstTheTiles) {
   for (std::int64_t seq = 1; seq <= 300; seq += kThin) {
     CaseSpec spec;
