@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 # Positions in the tuple; the order is that of python/src/options.h.
 CU_SEQLENS_Q, CU_SEQLENS_K, MAX_SEQLEN_Q, MAX_SEQLEN_K = 4, 5, 6, 7
 ALIBI_SLOPES, BIAS, SINKS, DROPOUT_P, SEED, DROPOUT_STATE, DETERMINISTIC = 14, 15, 16, 17, 18, 20, 21
+LENGTHS = (8, 9, 10, 11)
 TENSORS = (4, 5, 8, 9, 10, 11, 14, 15, 16, 20)
 
 _ALIGN = {"bottom-right": False, "top-left": True}

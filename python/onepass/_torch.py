@@ -3,7 +3,7 @@
 Two ways lead to the library. Eager tensors that hold memory take the short one: the compiled module is called
 directly, with an autograd.Function around it where a gradient is asked for. Everything that traces or transforms
 (torch.compile, export, fake and meta tensors, torch.func, tensor subclasses) takes the registered operators of
-`_torch_ops`, which say the same through torch's dispatcher."""
+`torch_ops`, which say the same through torch's dispatcher."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from . import _core
-from . import _torch_ops as ops
+from . import _core, _torch_func
+from . import torch_ops as ops
 from ._pack import (ALIBI_SLOPES, BIAS, CU_SEQLENS_K, CU_SEQLENS_Q, DETERMINISTIC, DROPOUT_P, DROPOUT_STATE,
                     MAX_SEQLEN_K, MAX_SEQLEN_Q, SEED, SINKS, TENSORS, Gradients, replaced)
-from ._torch_ops import contiguous_rows, new_gradients, new_outputs
+from .torch_ops import contiguous_rows, new_gradients, new_outputs
 
 Tensor = torch.Tensor
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -127,7 +127,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, options: tuple[Any, ...], return_
     if not direct or _any_autocast():
         q, k, v = autocast(q, k, v)
     if not direct:
-        out, lse = torch.ops.onepass.forward(q, k, v, *options)
+        transformed = not torch.compiler.is_compiling() and _functorch_level() is not None
+        out, lse = (_torch_func.Forward.apply if transformed else torch.ops.onepass.forward)(q, k, v, *options)
     else:
         bias, sinks = options[BIAS], options[SINKS]
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or

@@ -1,13 +1,16 @@
 """The operators that torch's compiler, exporter and transforms see: torch.ops.onepass.forward, backward, decode,
-decode_append, merge, each with a fake kernel, and the first with autograd and a batching rule."""
+decode_append and merge, each with a fake kernel; forward and merge with autograd, forward and backward with a batching
+rule. Importing this module registers them, which a program that loads an exported one needs."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from . import _core
+from . import _core, _torch_vmap
 from ._pack import BIAS, SINKS, TENSORS, lse_shape, replaced
 
 Tensor = torch.Tensor
@@ -83,7 +86,7 @@ def _(grad_out: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor
     return _new_all_gradients(q, k, v, with_bias, with_sinks, options)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, *options = inputs
     ctx.save_for_backward(q, k, v, *output, *(options[at] for at in TENSORS))
     ctx.options = replaced(tuple(options), dict.fromkeys(TENSORS))
@@ -91,24 +94,31 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _differentiate(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
+    return gradients_of_all(torch.ops.onepass.backward, ctx, grad_out, grad_lse)
+
+
+def gradients_of_all(run: Callable[..., Any], ctx: Any, grad_out: Tensor | None,
+                     grad_lse: Tensor | None) -> tuple[Any, ...]:
+    """A gradient for every argument of the forward; `run` computes those of q, k, v, bias and sinks."""
     q, k, v, out, lse, *rest = ctx.saved_tensors
     options = replaced(ctx.options, dict(zip(TENSORS, rest)))
     if grad_out is None:
         grad_out = torch.zeros_like(out)
     bias, sinks = (ctx.needs_input_grad[3 + at] for at in (BIAS, SINKS))
-    *grads, grad_bias, grad_sinks = torch.ops.onepass.backward(grad_out, grad_lse, q, k, v, out, lse, bias, sinks,
-                                                               *options)
+    *grads, grad_bias, grad_sinks = run(grad_out, grad_lse, q, k, v, out, lse, bias, sinks, *options)
     others: list[Any] = [None] * len(options)
     others[BIAS], others[SINKS] = grad_bias if bias else None, grad_sinks if sinks else None
     return (*grads, *others)
 
 
-def _refuse(ctx: Any, *grads: Any) -> Any:
+def refuse(ctx: Any, *grads: Any) -> Any:
     raise NotImplementedError(NO_SECOND_DERIVATIVE)
 
 
-_forward.register_autograd(_differentiate, setup_context=_save)
-_backward.register_autograd(_refuse)
+_forward.register_autograd(_differentiate, setup_context=save)
+_backward.register_autograd(refuse)
+_forward.register_vmap(functools.partial(_torch_vmap.forward, torch.ops.onepass.forward))
+_backward.register_vmap(functools.partial(_torch_vmap.backward, torch.ops.onepass.backward))
 
 
 def _new_decode_outputs(q: Tensor, k_cache: Tensor, v_cache: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
