@@ -114,6 +114,9 @@ def decode(q: Any, k_cache: Any, v_cache: Any, cache_seqlens: Any, k: Any, v: An
     check_operands("q k_cache v_cache", q, k_cache, v_cache)
     if k is not None or v is not None:
         check_operands("q k v", q, k, v)
+        for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+            if type_name(cache).startswith("jax"):  # immutable, but not every version exports it as that
+                raise ValueError(f"{name} is written in place and this array is read-only; pass a writable copy")
     if isinstance(cache_seqlens, (int, np.integer)):
         cache_seqlens = np.full(q.shape[:1], cache_seqlens, np.int32)
     out = np.empty(q.shape[:-1] + v_cache.shape[-1:], dtype_of(q))

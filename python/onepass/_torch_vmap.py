@@ -55,7 +55,8 @@ def _batch(q: Tensor, dim: int | None) -> int:
     return (q if dim is None else q.movedim(dim, 0)[0]).shape[0]
 
 
-def forward(run: Callable[..., Any], info: Any, in_dims: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor, *options: Any) -> Any:
+def forward(run: Callable[..., Any], info: Any, in_dims: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor,
+            *options: Any) -> Any:
     size, batch = info.batch_size, _batch(q, in_dims[0])
     folded = _fold_options(info, options, in_dims[3:], batch, False)
     operands = (_fold(x, dim, size) for x, dim in zip((q, k, v), in_dims))
