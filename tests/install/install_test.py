@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 
 CONSUMER = pathlib.Path(__file__).resolve().parent / "consumer"
+EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "examples/attention.cc"
 
 
 def run(*command, **environment):
@@ -38,7 +39,9 @@ def use_pkg_config(a, prefix, folder):
     flags = ["-pedantic", "-Wall", "-Wextra", "-Werror"]
     run(a.cc, "-std=c99", *flags, *ask("--cflags"), CONSUMER / "consumer.c", "-o", folder / "c", *ask("--libs"), "-lm")
     run(a.cxx, "-std=c++20", *flags, *ask("--cflags"), CONSUMER / "consumer.cc", "-o", folder / "cpp", *ask("--libs"))
+    run(a.cxx, "-std=c++20", *flags, *ask("--cflags"), EXAMPLE, "-o", folder / "example", *ask("--libs"))
     library = {"LD_LIBRARY_PATH": str(next(prefix.rglob("libonepass.so")).parent)}
+    assert "grad_v[0]" in run(folder / "example", **library)
     return run(folder / "c", **library) + run(folder / "cpp", **library)
 
 
