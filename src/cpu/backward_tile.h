@@ -63,7 +63,8 @@ ONEPASS_INLINE IntVec load_ints(const std::int32_t* p) {
 // ---- C[rows][vectors] (+)= A B ----
 
 /// Sums start at 0 (fresh) or at C (onto) and take their products in ascending k, one fused operation each. chunks:
-/// sums of kChunk products, added up one after the other, which halves the rounding error of long sums or better.
+/// sums of up to kChunk products, at least four, added up one after the other, which halves the rounding error of long
+/// sums or better.
 enum class Sum { fresh, onto, chunks };
 inline constexpr std::int64_t kChunk = 8;
 
@@ -79,8 +80,9 @@ ONEPASS_INLINE void multiply_columns(float* c, std::int64_t c_row, const float* 
     if constexpr (kSum == Sum::chunks) {
       // As many totals as chunk sums, all in registers.
       Vec total[kM][kN]{};
-      for (std::int64_t k = 0; k < depth; k += kChunk) {
-        product_tile<kM, kN>(in + k * a_k, a_row, a_k, b + k * b_k, b_k, min_of(depth - k, kChunk), zero,
+      const std::int64_t step = clamp_to<std::int64_t>(ceil_div(depth, 4), 2, kChunk);
+      for (std::int64_t k = 0; k < depth; k += step) {
+        product_tile<kM, kN>(in + k * a_k, a_row, a_k, b + k * b_k, b_k, min_of(depth - k, step), zero,
                              [&](int i, int j, Vec x) { total[i][j] += x; });
       }
 #pragma GCC unroll 16

@@ -181,6 +181,17 @@ struct ForwardTask {
     }
   }
 
+  /// Of a row that sees one key, its score, which is all that lse has: pair products flush it to 0 where it is tiny.
+  float lone_score(std::int64_t i) const {
+    const Interval seen = sequence.visible(i);
+    if (seen.size() != 1) return 0;
+    const Bf16* q = row_as<StoreBf16>(operands.q, b, sequence.q_row + i, head);
+    const Bf16* k = row_as<StoreBf16>(operands.k, b, sequence.k_row + seen.begin, problem.kv_head(head));
+    float sum = 0;
+    for (std::int64_t c = 0; c < problem.head_dim; ++c) sum += bf16_to_float(q[c]) * bf16_to_float(k[c]);
+    return sum * static_cast<float>(problem.score.scale);
+  }
+
   /// O = O^T / sum, LSE = reference + log sum, with the sink as one more logit of the row; the lanes [begin, end).
   void write(const RowGroup& g, std::int64_t begin, std::int64_t end, bool with_lse) const {
     const std::int64_t seq = sequence.q_row + g.i0;
@@ -202,6 +213,7 @@ struct ForwardTask {
       }
       factor[i] = part / (g.sum[i] * part + sink_part);
       if (lse != nullptr) lse[i] = top + __builtin_logf(g.sum[i] * part + sink_part);
+      if (lse != nullptr && lse[i] == 0 && !modified && sink == -kInf) lse[i] = lone_score(g.i0 + i);
     }
     store_transposed(operands.out, b, seq + begin, head, end - begin, problem.head_dim_v, g.out + begin, kWidth,
                      factor + begin);

@@ -117,7 +117,7 @@ __attribute__((noinline)) void scores(const float* q_t, const KeyBlock& block, s
   Vec top[kN];
   for (int v = 0; v < kN; ++v) top[v] = load(largest + v * kLanes);
   // Long dot products in up to four parts, each rounded by itself.
-  const std::int64_t depth = max_of<std::int64_t>(ceil_div(block.dim, 4), 16);
+  const std::int64_t depth = max_of<std::int64_t>(ceil_div(block.dim, 4), 4);
   for_row_tiles(
       end - begin, [&](std::int64_t row, auto count) __attribute__((always_inline)) {
         const std::int64_t j = begin + row;

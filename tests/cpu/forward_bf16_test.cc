@@ -228,6 +228,25 @@ TEST_P(ForwardBf16, TinyValues) {
   EXPECT_TRUE(kit::passes(check::check_kernel(*kernel_, c, reference, 2)));
 }
 
+// One key, whose score is below what pair products keep: lse is that score.
+TEST_P(ForwardBf16, TinyScoresOfOneKey) {
+  for (std::uint64_t seed = 0; seed < 10; ++seed) {
+    CaseSpec spec = base();
+    spec.seed = seed;
+    spec.seq_q = 97;
+    spec.seq_k = seed < 5 ? 1 : 97;
+    if (seed >= 5) spec.window_left = spec.window_right = 0;
+    spec.head_dim = 100;
+    spec.head_dim_v = 16;
+    check::Case c(spec);
+    c.q.each([&](const check::Index&, std::int64_t at) { c.q.set(at, c.q.get(at) * 0x1p-66); });
+    c.k.each([&](const check::Index&, std::int64_t at) { c.k.set(at, c.k.get(at) * 0x1p-65); });
+    c.q.seal();
+    c.k.seal();
+    EXPECT_TRUE(kit::passes(check::check_kernel(*kernel_, c, 2)));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Kernels, ForwardBf16,
                          testing::Values("fwd_cpu_avx512bf16", "fwd_cpu_amx", "fwd_cpu_amx_emulated"),
                          [](const auto& kernel) { return std::string(kernel.param); });
