@@ -3,7 +3,7 @@
 #include <memory>
 
 #include "command.h"
-#include "core/mask.h"
+#include "reading.h"
 #include "report.h"
 #include "suites.h"
 #include "timing.h"
@@ -16,19 +16,6 @@ struct BenchOptions : Options {
   std::vector<onepass_pass_t> passes;
   int reps = 0;
 };
-
-/// Bytes of K and V that a decode must read.
-double cache_bytes(const Shape& s, const Options& options) {
-  MaskSpec mask;
-  mask.causal = s.causal;
-  mask.align = options.align == ONEPASS_TOP_LEFT ? Align::top_left : Align::bottom_right;
-  mask.window_left = options.window_left;
-  mask.window_right = options.window_right;
-  const Sequence sequence = sequence_at(mask, 0, s.seq_q, s.seq_k, s.seq_q, s.seq_k);
-  const std::int64_t keys = s.seq_q > 0 ? sequence.visible_to_any(0, s.seq_q).size() : 0;
-  return static_cast<double>(s.batch) * static_cast<double>(s.heads_kv) * static_cast<double>(keys) *
-         static_cast<double>(s.head_dim + s.head_dim_v) * static_cast<double>(size_of(s.dtype));
-}
 
 /// A kernel of `onepass info` that belongs to another pass has no cell; an unknown one is refused by the library.
 bool serves_pass(const std::string& kernel, onepass_pass_t pass) {
@@ -96,6 +83,11 @@ nlohmann::ordered_json row_of(const Cell& cell, const Options& options, const Ti
   row["reps"] = timing.reps;
   row["tflops"] = plan.value("flops", 0.0) / timing.median * 1e-12;
   row["gbps"] = bytes / timing.median * 1e-9;
+  if (s.pass == ONEPASS_DECODE) {
+    const CacheReads::Best read = cell.reads().best();
+    row["read_loop"] = read.loop;
+    row["read_gbps"] = read.seconds > 0 ? bytes / read.seconds * 1e-9 : 0;
+  }
   return row;
 }
 
@@ -119,7 +111,7 @@ std::vector<std::string> cells_of(const nlohmann::ordered_json& row, const Timin
           duration_text(timing.median),
           duration_text(timing.least),
           duration_text(timing.most),
-          decode ? format("%.1f GB/s", row["gbps"].get<double>())
+          decode ? format("%.1f GB/s of %.1f", row["gbps"].get<double>(), row["read_gbps"].get<double>())
                  : format("%.1f GFLOP/s", row["tflops"].get<double>() * 1e3)};
 }
 

@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "shape.h"
+#include "reading.h"
 
 namespace onepass::cli {
 
@@ -31,7 +31,11 @@ class Cell {
   /// Seconds a call, over as many calls as make the clock's steps small.
   Result<double> sample();
 
+  /// Times plain reads of the same caches, if this is a decode.
+  void sample_reads() { reads_.sample(); }
+
   const Shape& shape() const { return shape_; }
+  const CacheReads& reads() const { return reads_; }
   const nlohmann::ordered_json& plan() const { return plan_; }
   std::vector<double> seconds;
 
@@ -40,6 +44,9 @@ class Cell {
   Attention attention_;
   Runner runner_;
   nlohmann::ordered_json plan_;
+  Interval keys_;  // of a decode's cache
+  int threads_ = 0;
+  CacheReads reads_;
   int calls_ = 0;  // a sample; 0: not known yet
 };
 
