@@ -62,6 +62,8 @@ class Commands(Cli):
                          "--dtype", "bf16", "--reps", 2)
         self.assertEqual((row["seq_q"], row["seq_k"]), (1, 256))
         self.assertAlmostEqual(row["gbps"] * row["ms_median"] * 1e6 / (256 * 2 * 64 * 2), 1, places=6)
+        self.assertGreater(row["read_gbps"], 0)
+        self.assertTrue(row["read_loop"])
 
     def test_bench_suites(self):
         for row in self.rows("bench", "--suite", "quick", "--reps", 1, "--dtype", "f32", "--causal"):
