@@ -101,6 +101,17 @@ def test_compile_of_decode_dropout_and_merge(rng):
     assert torch.equal(first, compiled(q, *mine))
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_every_call_uses_its_own_options(rng, compiled):
+    """The same shapes with other options, back and forth: nothing is kept from the call before."""
+    q, k, v = operands(rng, 2, 7, 9, 4, 2, 8, 8)
+    call = torch.compile(onepass.attention, fullgraph=True, backend="aot_eager") if compiled else onepass.attention
+    bias = torch.from_numpy(rng.standard_normal((7, 9))).float()
+    for options in ({"scale": 0.3}, {"scale": 0.9}, {"scale": 0.3}, {"window": (2, 1)}, {"window": (1, 2)}, {},
+                    {"bias": bias}, {"bias": bias * 2}, {"causal": True}, {"causal": True, "align": "top-left"}, {}):
+        near(call(q, k, v, **options), math_attention(q, k, v, **options))
+
+
 class Module(torch.nn.Module):
     def forward(self, q, k, v, bias):
         return onepass.attention(q, k, v, causal=True, bias=bias)
