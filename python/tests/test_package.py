@@ -23,7 +23,7 @@ def test_one_compiled_file_and_nothing_stray():
     assert {f.parts[0] for f in shipped} == {"onepass"}
     assert [f.name for f in shipped if f.suffix not in (".py", ".pyi", ".typed")] == ["_core.abi3.so"]
     wheel = importlib.metadata.distribution("onepass").read_text("WHEEL")
-    assert "cp310-abi3-manylinux" in wheel
+    assert "Tag: cp310-abi3-" in wheel and "linux" in wheel
     assert importlib.metadata.version("onepass") == onepass.__version__
 
 
