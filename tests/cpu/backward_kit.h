@@ -12,12 +12,7 @@ namespace onepass::backward_kit {
 using check::Case;
 using check::CaseSpec;
 using check::Index;
-
-#if defined(ONEPASS_SANITIZED)
-inline constexpr int kThin = 8;
-#else
-inline constexpr int kThin = 1;
-#endif
+using kit::kThin;
 
 /// Those of this machine with float32 arithmetic.
 inline const std::vector<const Kernel*>& backward_kernels() {

@@ -17,13 +17,8 @@ using check::Array;
 using check::Case;
 using check::CaseSpec;
 using check::Index;
+using kit::kThin;
 using check::Values;
-
-#if defined(ONEPASS_SANITIZED)
-inline constexpr int kThin = 8;
-#else
-inline constexpr int kThin = 1;
-#endif
 
 inline std::vector<const Kernel*> decode_kernels() {
   std::vector<const Kernel*> list;

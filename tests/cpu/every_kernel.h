@@ -14,6 +14,7 @@ using check::Array;
 using check::Case;
 using check::CaseSpec;
 using check::Index;
+using kit::kThin;
 
 inline Status emulated_forward(const Problem& problem, const ForwardOperands& operands, const Launch& launch) {
   cpu::amx_emulated::forward(problem, operands, launch);

@@ -11,6 +11,7 @@ namespace {
 
 using check::Case;
 using check::CaseSpec;
+using kit::kThin;
 
 std::vector<const Kernel*> forward_kernels() {
   std::vector<const Kernel*> list;
@@ -20,12 +21,6 @@ std::vector<const Kernel*> forward_kernels() {
   }
   return list;
 }
-
-#if defined(ONEPASS_SANITIZED)
-constexpr int kThin = 8;
-#else
-constexpr int kThin = 1;
-#endif
 
 void expect_right(const CaseSpec& spec, const std::vector<int>& threads = {1}) {
   Case c(spec);

@@ -12,12 +12,6 @@ namespace {
 
 using namespace every_kernel;
 
-#if defined(ONEPASS_SANITIZED)
-constexpr int kThin = 8;
-#else
-constexpr int kThin = 1;
-#endif
-
 /// 300 items of the same values: each item's gradients have the bits that one item alone has, in every run.
 TEST(Repeats, C17ManyItems) {
   CaseSpec spec;

@@ -44,7 +44,7 @@ int scaled(int cases) {
   const char* text = std::getenv("ONEPASS_TEST_FACTOR");
   const double given = text != nullptr ? std::strtod(text, nullptr) : 0;
 #if defined(ONEPASS_SANITIZED)
-  const double usual = 0.2;
+  const double usual = 0.05;
 #else
   const double usual = 1;
 #endif

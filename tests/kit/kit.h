@@ -21,6 +21,13 @@ void expect_case(const check::CaseSpec& spec);
 std::uint64_t first_seed();
 int scaled(int cases);
 
+/// Sweeps and sizes are divided by this: where every instruction is instrumented, they are thinner.
+#if defined(ONEPASS_SANITIZED)
+inline constexpr int kThin = 8;
+#else
+inline constexpr int kThin = 1;
+#endif
+
 /// "fwd_cpu_avx2" is a fine test name already; other characters become '_'.
 std::string test_name(const std::string& text);
 
