@@ -62,7 +62,7 @@ std::string problem_text(const std::vector<LadderCell>& cells) {
 
 std::string with_commas(std::int64_t n) {
   std::string text = std::to_string(n);
-  for (std::size_t at = text.size(); at > 3 && text[at - 4] != '-'; at -= 3) text.insert(at - 3, ",");
+  for (std::size_t at = text.size(); at > 3 && text[at - 4] != '-'; at -= 3) text.insert(at - 3, 1, ',');
   return text;
 }
 

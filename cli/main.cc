@@ -58,7 +58,7 @@ std::string parse_error_text(const CLI::App& app, const CLI::ParseError& error) 
 }
 
 int run(int argc, char** argv) {
-  CLI::App app("Exact fused attention: forward, backward and decode, on the CPU and on NVIDIA GPUs.", "onepass");
+  CLI::App app("Exact attention in one pass over the keys: forward, backward and decode.", "onepass");
   app.set_version_flag("--version", onepass_version());
   app.require_subcommand(1);
   app.get_formatter()->column_width(34);

@@ -50,7 +50,7 @@ Result<SafetensorsContents> parse_safetensors(std::span<const std::byte> file, c
   const std::uint64_t length = load_little_endian(file.data());
   if (length > kMaxHeader || length > file.size() - kPrefix) {
     return io_error("%s: header length %llu passes the %s", name.c_str(), static_cast<unsigned long long>(length),
-                    length > kMaxHeader ? "limit of 100000000 bytes"
+                    length > kMaxHeader ? "limit of 100000000 bytes: is it a .safetensors file?"
                                         : ("file's " + std::to_string(file.size()) + " bytes: truncated?").c_str());
   }
   const auto* text = reinterpret_cast<const char*>(file.data() + kPrefix);
