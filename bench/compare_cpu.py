@@ -161,11 +161,18 @@ def decode(lib, a, dtype, seq_k):
         with torch.no_grad():
             return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
 
+    rows = q.view(1, heads_kv, heads_q // heads_kv, d)  # the heads of a group as query rows: without a mask the same
+
+    def torch_rows_call():
+        with torch.no_grad():
+            return F.scaled_dot_product_attention(rows, k, v)
+
     call()
     agree("decode", out, torch_call())
+    agree("decode, heads as rows", out, torch_rows_call().view(out.shape))
     common = {"pass": "decode", "dtype": NAMES[dtype], "batch": 1, "seq_q": 1, "seq_k": seq_k, "heads_q": heads_q,
               "heads_kv": heads_kv, "head_dim": d, "head_dim_v": d, "causal": False, "window": [-1, -1]}
-    times = measure({"onepass": call, "torch": torch_call}, a.rounds, a.budget)
+    times = measure({"onepass": call, "torch": torch_call, "torch rows": torch_rows_call}, a.rounds, a.budget)
     return rows_of(times, common, None, 2 * k.numel() * k.element_size(), kernel_name(why), None)
 
 
@@ -234,7 +241,7 @@ def main():
                     show(rows[-(5 if a.openvino else 4):])
         for seq_k in (16384,) if a.quick else (1024, 16384, 65536):
             rows += decode(lib, a, dtype, seq_k)
-            show(rows[-2:])
+            show(rows[-3:])
     means = geometric_means(rows)
     for m in means:
         print(f"{m['pass']:7}{m['dtype']:5} geometric mean x {m['ratio_geomean']:.2f}, least x {m['ratio_min']:.2f}"

@@ -196,7 +196,7 @@ def tables(data, lang):
         "blocks-table": table(["fast memory", "d", "tiles", "Br", "Bc", "Tr", "Tc", "held"], blocks, lang),
         "block-rows-table": table(["Br", "v1 bytes", "v2 bytes", "tiles", "S", "all held"], rows, lang),
         "warps-table": table(["split", "warps", "shared memory", "barriers"], warps, lang),
-        "ladder-summary": table(["rung", "elements moved", "bytes", "peak of fast memory"], lines, lang),
+        "ladder-summary": table(["rung", "elements moved", "bytes", "peak of fast memory, bytes"], lines, lang),
     }
 
 
