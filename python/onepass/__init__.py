@@ -27,3 +27,7 @@ def __getattr__(name: str) -> object:
 
         return bench
     raise AttributeError(f"module 'onepass' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
