@@ -42,7 +42,7 @@ class Explanation(dict[str, Any]):
 
 def _text(name: str, value: Any) -> str:
     if isinstance(value, list):
-        return "; ".join(map(str, value))
+        return ("; " if isinstance(value[0], str) else ", ").join(map(str, value)) if value else ""
     if name.endswith("bytes") and isinstance(value, (int, float)):
         for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
             if value >= size:

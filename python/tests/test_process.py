@@ -136,6 +136,7 @@ def test_results_of_explain_pickle_and_copy():
     plan = onepass.explain(((2, 300, 8, 64), "bf16"), ((2, 300, 2, 64), "bf16"), ((2, 300, 2, 64), "bf16"), causal=True)
     assert plan["heads_kv"] == 2 and plan["causal"] is True and plan["kernel"].startswith("fwd_")
     assert pickle.loads(pickle.dumps(plan)) == plan == copy.deepcopy(plan)
+    assert plan["window"] == [-1, -1] and "-1, -1" in repr(plan)
     assert "heads_kv" in repr(plan) and "<table>" in plan._repr_html_()
     for which, prefix in (("backward", "bwd_"), ("decode", "decode_")):
         name = onepass.explain(((2, 1, 8, 64), "f32"), ((2, 300, 2, 64), "f32"), ((2, 300, 2, 64), "f32"),

@@ -26,6 +26,12 @@ class Json {
     open(key);
     out_ += std::to_string(value);
   }
+  void pair(const char* key, std::int64_t first, std::int64_t second) {
+    open(key);
+    (out_ += '[') += std::to_string(first);
+    (out_ += ", ") += std::to_string(second);
+    out_ += ']';
+  }
   void boolean(const char* key, bool value) {
     open(key);
     out_ += value ? "true" : "false";
@@ -83,7 +89,7 @@ std::string explain(const Request& request) {
   json.integer("head_dim", p.head_dim);
   json.integer("head_dim_v", p.head_dim_v);
   json.boolean("causal", p.mask.causal);
-  json.lines("window", (std::to_string(p.mask.window_left) + "\n" + std::to_string(p.mask.window_right)));
+  json.pair("window", p.mask.window_left, p.mask.window_right);
   json.boolean("varlen", p.mask.varlen);
   json.integer("threads", request.launch.threads);
   json.number("visible_pairs", visible_pairs(p));

@@ -35,6 +35,8 @@ class Commands(Cli):
             self.assertIn("workspace_bytes", row)
         text = self.onepass("explain", "--seq", 4096, "--causal")
         self.assertIn("kernel", text)
+        row, = self.rows("explain", "--seq", 64, "--window", "3,-1")
+        self.assertEqual(row["window"], [3, -1])
         rows = self.rows("explain", "--seq", "128,256", "--head-dim", "64,80")
         self.assertEqual([(r["head_dim"], r["seq_q"]) for r in rows], [(64, 128), (64, 256), (80, 128), (80, 256)])
 
