@@ -101,10 +101,12 @@ std::string explain(const Request& request) {
   json.number("score_matrix_bytes", 4.0 * static_cast<double>(p.batch) * static_cast<double>(p.heads_q) *
                                         static_cast<double>(p.seq_q) * static_cast<double>(p.seq_k));
   json.text("deterministic", "always: the same bits in every run and for any number of threads");
-  json.lines("path", std::string("src/api/c_api.cc\nsrc/core/registry.cc\nsrc/core/kernels.def\nsrc/cpu/") + file +
-                         (std::string_view(kernel.arch) == "avx512bf16" ? "_bf16.cc"
-                          : std::string_view(kernel.arch) == "amx"      ? "_amx.cc"
-                                                                        : ".cc"));
+  const std::string_view arch = kernel.arch;
+  json.lines("path", std::string("src/api/c_api.cc\nsrc/core/registry.cc\nsrc/core/kernels.def\n") +
+                         (arch == "oracle" ? "src/oracle/" : "src/cpu/") + file +
+                         (arch == "avx512bf16" ? "_bf16.cc"
+                          : arch == "amx"      ? "_amx.cc"
+                                               : ".cc"));
   json.lines("why", request.why);
   return json.close();
 }

@@ -13,8 +13,10 @@ Status read_args(const void* given, const Args& defaults, const char* name, Args
   if (given == nullptr) return invalid_argument("%s is null: pass a struct made with its INIT macro", name);
   std::size_t size = 0;
   std::memcpy(&size, given, sizeof size);
-  if (size < sizeof size || size > (std::size_t{1} << 16)) {
-    return invalid_argument("%s.struct_size must be sizeof the struct: got %zu; start from its INIT macro", name, size);
+  // Every version of a struct is a whole number of its alignment; any other size would cut a pointer in two.
+  if (size < sizeof size || size % alignof(Args) != 0 || size > (std::size_t{1} << 16)) {
+    return invalid_argument("%s.struct_size must be sizeof the struct: got %zu; nearest: %zu, from its INIT macro", name,
+                            size, sizeof(Args));
   }
   *args = defaults;
   std::memcpy(static_cast<void*>(args), given, min_of(size, sizeof(Args)));

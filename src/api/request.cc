@@ -136,7 +136,7 @@ Status make_request(const onepass_forward_args_t& args, bool planning, Request* 
     ONEPASS_RETURN_IF_ERROR(read_out(args.out, {"out", planning}, r.problem, true, &f.out));
   if (args.lse != nullptr) ONEPASS_RETURN_IF_ERROR(parse_rows({"lse", planning}, args.lse, r.problem, &f.lse));
   ONEPASS_RETURN_IF_ERROR(finish(options, planning, args.workspace, args.workspace_size, 0, request));
-  return planning ? Status{} : check_operands(r.problem, f);
+  return planning ? Status{} : check_operands(r.problem, f, {args.workspace, r.workspace_needed});
 }
 
 Status make_request(const onepass_backward_args_t& args, bool planning, Request* request) {
@@ -182,7 +182,7 @@ Status make_request(const onepass_backward_args_t& args, bool planning, Request*
     ONEPASS_RETURN_IF_ERROR(parse_heads({"grad_sinks", planning}, args.grad_sinks, p, false, &o.grad_sinks));
   }
   ONEPASS_RETURN_IF_ERROR(finish(options, planning, args.workspace, args.workspace_size, 0, request));
-  return planning ? Status{} : check_operands(p, o);
+  return planning ? Status{} : check_operands(p, o, {args.workspace, r.workspace_needed});
 }
 
 Status make_request(const onepass_decode_args_t& args, bool planning, Request* request) {
@@ -218,10 +218,11 @@ Status make_request(const onepass_decode_args_t& args, bool planning, Request* r
   if (args.lse != nullptr) ONEPASS_RETURN_IF_ERROR(parse_rows({"lse", planning}, args.lse, p, &f.lse));
   if (r.cache_seqlens != nullptr) {
     for (std::int64_t b = 0; b < p.batch; ++b) {
-      if (r.cache_seqlens[b] < 0 || r.cache_seqlens[b] + r.seq_new > p.seq_k) {
+      const std::int64_t limit = min_of<std::int64_t>(p.seq_k, INT32_MAX);  // lengths are int32
+      if (r.cache_seqlens[b] < 0 || r.cache_seqlens[b] + r.seq_new > limit) {
         return invalid_argument("cache_seqlens[%" PRId64 "] is %d with %" PRId64
                                 " new tokens: the cache holds 0 to %" PRId64,
-                                b, r.cache_seqlens[b], r.seq_new, p.seq_k);
+                                b, r.cache_seqlens[b], r.seq_new, limit);
       }
     }
   }
@@ -229,7 +230,8 @@ Status make_request(const onepass_decode_args_t& args, bool planning, Request* r
   const std::size_t extra = static_cast<std::size_t>(round_up(p.batch * 4, 64));
   ONEPASS_RETURN_IF_ERROR(finish(options, planning, args.workspace, args.workspace_size, extra, request));
   if (planning) return {};
-  return check_operands(p, f);
+  return check_operands(p, f, {args.workspace, r.workspace_needed},
+                        {"k_cache", "v_cache", r.k_new, r.v_new, r.seq_new, r.cache_seqlens});
 }
 
 }  // namespace onepass::api

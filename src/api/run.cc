@@ -24,30 +24,11 @@ void append(const Problem& p, const Tensor& fresh, std::int64_t seq_new, std::in
   }
 }
 
-/// The caches are written: they must not overlap themselves, each other, or what is appended.
-Status check_append(const Problem& p, const Request& r) {
-  const auto layout = [&](const Tensor& t, std::int64_t rows, std::int64_t dim) {
-    return make_layout(t.data, t.dtype, dim, {p.batch, rows, p.heads_kv},
-                       {t.stride_batch, t.stride_seq, t.stride_head});
-  };
-  const Layout k = layout(r.forward.k, p.seq_k, p.head_dim), v = layout(r.forward.v, p.seq_k, p.head_dim_v);
-  const Layout k_new = layout(r.k_new, r.seq_new, p.head_dim), v_new = layout(r.v_new, r.seq_new, p.head_dim_v);
-  if (overlaps_itself(k) || overlaps_itself(v)) {
-    return invalid_argument("%s: a cache that is appended to must not overlap itself (a stride is 0 or too small)",
-                            overlaps_itself(k) ? "k_cache" : "v_cache");
-  }
-  if (overlap(k, v) || overlap(k, k_new) || overlap(k, v_new) || overlap(v, k_new) || overlap(v, v_new)) {
-    return invalid_argument("k_cache and v_cache must have bytes of their own, apart from k_new and v_new");
-  }
-  return {};
-}
-
 }  // namespace
 
 Status run_decode(Request& request) {
   Problem& p = request.problem;
   if (request.k_new) {
-    ONEPASS_RETURN_IF_ERROR(check_append(p, request));
     append(p, request.k_new, request.seq_new, p.head_dim, request.cache_seqlens, request.forward.k);
     append(p, request.v_new, request.seq_new, p.head_dim_v, request.cache_seqlens, request.forward.v);
   }

@@ -4,6 +4,7 @@
 #include <cinttypes>
 #include <cstdio>
 
+#include "core/work.h"
 #include "cpu/kernel.h"
 #include "oracle/oracle.h"
 
@@ -12,12 +13,12 @@ namespace {
 
 template <auto kForward>
 Status run_forward(const Problem& problem, const ForwardOperands& operands, const Launch& launch) {
-  kForward(problem, operands, launch);
+  if (!nothing_to_write(problem, operands)) kForward(problem, operands, launch);
   return {};
 }
 template <auto kBackward>
 Status run_backward(const Problem& problem, const BackwardOperands& operands, const Launch& launch) {
-  kBackward(problem, operands, launch);
+  if (!nothing_to_write(problem, operands)) kBackward(problem, operands, launch);
   return {};
 }
 

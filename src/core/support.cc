@@ -3,6 +3,7 @@
 #include <array>
 #include <cinttypes>
 #include <cmath>
+#include <limits>
 
 #include "core/layout.h"
 
@@ -40,10 +41,22 @@ struct Named {
   Layout layout;
 };
 
-template <std::size_t kOutputs, std::size_t kInputs>
-Status check_overlap(const std::array<Named, kOutputs>& outputs, const std::array<Named, kInputs>& inputs) {
-  for (std::size_t i = 0; i < kOutputs; ++i) {
-    const Named& out = outputs[i];
+/// What a call writes or reads.
+class NamedList {
+ public:
+  void add(const char* name, const Layout& layout) {
+    if (layout.run != 0) items_[count_++] = {name, layout};
+  }
+  const Named* begin() const { return items_.data(); }
+  const Named* end() const { return items_.data() + count_; }
+
+ private:
+  std::array<Named, 20> items_;
+  std::size_t count_ = 0;
+};
+
+Status check_overlap(const NamedList& outputs, const NamedList& inputs) {
+  for (const Named& out : outputs) {
     if (overlaps_itself(out.layout)) {
       return invalid_argument(
           "%s: an output's elements must not overlap: a stride is 0 or smaller than what it "
@@ -58,13 +71,36 @@ Status check_overlap(const std::array<Named, kOutputs>& outputs, const std::arra
             out.name, in.name);
       }
     }
-    for (std::size_t j = 0; j < i; ++j) {
-      if (overlap(out.layout, outputs[j].layout)) {
-        return invalid_argument("%s overlaps the output %s: pass a separate tensor", out.name, outputs[j].name);
+    for (const Named& other : outputs) {
+      if (&other == &out) break;
+      if (overlap(out.layout, other.layout)) {
+        return invalid_argument("%s overlaps the output %s: pass a separate tensor", out.name, other.name);
       }
     }
   }
   return {};
+}
+
+/// The inputs that every call may have: they are read while outputs are written, or after.
+void add_modifiers(const Problem& p, NamedList& inputs) {
+  const auto integers = [&](const char* name, const void* data, std::int64_t count, DType of_same_size) {
+    inputs.add(name, make_layout(data, of_same_size, count, {}, {}));
+  };
+  inputs.add("bias", layout_of(p.score.bias, p));
+  inputs.add("sinks", layout_of(p.score.sinks, p));
+  inputs.add("alibi_slopes", layout_of(p.score.alibi_slopes, p));
+  integers("cu_seqlens_q", p.mask.cu_seqlens_q, p.batch + 1, DType::f32);
+  integers("cu_seqlens_k", p.mask.cu_seqlens_k, p.batch + 1, DType::f32);
+  integers("q_length", p.mask.q_length, p.batch, DType::f32);
+  integers("k_start", p.mask.k_start, p.batch, DType::f32);
+  integers("k_length", p.mask.k_length, p.batch, DType::f32);
+  integers("q_position", p.mask.q_position, p.batch, DType::f32);
+  integers("dropout_state", p.score.dropout.state, 2, DType::f64);
+}
+
+/// Bytes that belong to the call alone while it runs.
+Layout layout_of(const Workspace& workspace) {
+  return make_layout(workspace.data, DType::f32, static_cast<std::int64_t>(workspace.size / 4), {}, {});
 }
 
 Status check_cu_seqlens(const char* name, const std::int32_t* offsets, std::int64_t batch, std::int64_t total,
@@ -128,10 +164,15 @@ Status check_problem(const Problem& p) {
     return invalid_argument("cu_seqlens need packed operands of 3 dimensions (tokens, heads, head_dim)");
   }
   const ScoreSpec& score = p.score;
-  if (!std::isfinite(score.scale))
-    return invalid_argument("scale must be finite: got %g; NAN means 1/sqrt(head_dim)", score.scale);
-  if (!std::isfinite(score.softcap) || score.softcap < 0) {
-    return invalid_argument("softcap must be finite and 0 (none) or more: got %g", score.softcap);
+  // Scores are float32: what is infinite or 0 there would turn all of them into NaN.
+  constexpr double kLargest = std::numeric_limits<float>::max(), kSmallest = std::numeric_limits<float>::min();
+  if (!(std::fabs(score.scale) <= kLargest)) {
+    return invalid_argument("scale must be finite in float32, at most %g: got %g; NAN means 1/sqrt(head_dim)", kLargest,
+                            score.scale);
+  }
+  if (score.softcap != 0 && !(score.softcap >= kSmallest && score.softcap <= kLargest)) {
+    return invalid_argument("softcap must be 0 (none) or between %g and %g: got %g; nearest: %g", kSmallest, kLargest,
+                            score.softcap, score.softcap > kLargest ? kLargest : 0.0);
   }
   if (score.bias && score.bias.dtype == DType::f64 && p.dtype != DType::f64) {
     return unsupported("bias: float64 goes with float64 operands only; pass float32");
@@ -154,33 +195,41 @@ Status check_lengths(const Problem& p) {
   });
 }
 
-Status check_operands(const Problem& p, const ForwardOperands& o) {
-  return check_overlap<2, 6>(
-      {{{"out", layout_of(o.out, p, p.total_q, p.heads_q, p.head_dim_v)}, {"lse", layout_of(o.lse, p)}}},
-      {{{"q", layout_of(o.q, p, p.total_q, p.heads_q, p.head_dim)},
-        {"k", layout_of(o.k, p, p.total_k, p.heads_kv, p.head_dim)},
-        {"v", layout_of(o.v, p, p.total_k, p.heads_kv, p.head_dim_v)},
-        {"bias", layout_of(p.score.bias, p)},
-        {"sinks", layout_of(p.score.sinks, p)},
-        {"alibi_slopes", layout_of(p.score.alibi_slopes, p)}}});
+Status check_operands(const Problem& p, const ForwardOperands& o, const Workspace& workspace, const Append& append) {
+  NamedList outputs, inputs;
+  const Layout k = layout_of(o.k, p, p.total_k, p.heads_kv, p.head_dim),
+               v = layout_of(o.v, p, p.total_k, p.heads_kv, p.head_dim_v);
+  const bool appends = static_cast<bool>(append.k_new);
+  outputs.add("out", layout_of(o.out, p, p.total_q, p.heads_q, p.head_dim_v));
+  outputs.add("lse", layout_of(o.lse, p));
+  (appends ? outputs : inputs).add(append.k_name, k);
+  (appends ? outputs : inputs).add(append.v_name, v);
+  outputs.add("workspace", layout_of(workspace));
+  inputs.add("q", layout_of(o.q, p, p.total_q, p.heads_q, p.head_dim));
+  inputs.add("k_new", layout_of(append.k_new, p, append.seq_new, p.heads_kv, p.head_dim));
+  inputs.add("v_new", layout_of(append.v_new, p, append.seq_new, p.heads_kv, p.head_dim_v));
+  inputs.add("cache_seqlens", make_layout(append.cache_seqlens, DType::f32, p.batch, {}, {}));
+  add_modifiers(p, inputs);
+  return check_overlap(outputs, inputs);
 }
 
-Status check_operands(const Problem& p, const BackwardOperands& o) {
-  return check_overlap<5, 10>({{{"grad_q", layout_of(o.grad_q, p, p.total_q, p.heads_q, p.head_dim)},
-                                {"grad_k", layout_of(o.grad_k, p, p.total_k, p.heads_kv, p.head_dim)},
-                                {"grad_v", layout_of(o.grad_v, p, p.total_k, p.heads_kv, p.head_dim_v)},
-                                {"grad_bias", layout_of(o.grad_bias, p)},
-                                {"grad_sinks", layout_of(o.grad_sinks, p)}}},
-                              {{{"q", layout_of(o.q, p, p.total_q, p.heads_q, p.head_dim)},
-                                {"k", layout_of(o.k, p, p.total_k, p.heads_kv, p.head_dim)},
-                                {"v", layout_of(o.v, p, p.total_k, p.heads_kv, p.head_dim_v)},
-                                {"out", layout_of(o.out, p, p.total_q, p.heads_q, p.head_dim_v)},
-                                {"grad_out", layout_of(o.grad_out, p, p.total_q, p.heads_q, p.head_dim_v)},
-                                {"lse", layout_of(o.lse, p)},
-                                {"grad_lse", layout_of(o.grad_lse, p)},
-                                {"bias", layout_of(p.score.bias, p)},
-                                {"sinks", layout_of(p.score.sinks, p)},
-                                {"alibi_slopes", layout_of(p.score.alibi_slopes, p)}}});
+Status check_operands(const Problem& p, const BackwardOperands& o, const Workspace& workspace) {
+  NamedList outputs, inputs;
+  outputs.add("grad_q", layout_of(o.grad_q, p, p.total_q, p.heads_q, p.head_dim));
+  outputs.add("grad_k", layout_of(o.grad_k, p, p.total_k, p.heads_kv, p.head_dim));
+  outputs.add("grad_v", layout_of(o.grad_v, p, p.total_k, p.heads_kv, p.head_dim_v));
+  outputs.add("grad_bias", layout_of(o.grad_bias, p));
+  outputs.add("grad_sinks", layout_of(o.grad_sinks, p));
+  outputs.add("workspace", layout_of(workspace));
+  inputs.add("q", layout_of(o.q, p, p.total_q, p.heads_q, p.head_dim));
+  inputs.add("k", layout_of(o.k, p, p.total_k, p.heads_kv, p.head_dim));
+  inputs.add("v", layout_of(o.v, p, p.total_k, p.heads_kv, p.head_dim_v));
+  inputs.add("out", layout_of(o.out, p, p.total_q, p.heads_q, p.head_dim_v));
+  inputs.add("grad_out", layout_of(o.grad_out, p, p.total_q, p.heads_q, p.head_dim_v));
+  inputs.add("lse", layout_of(o.lse, p));
+  inputs.add("grad_lse", layout_of(o.grad_lse, p));
+  add_modifiers(p, inputs);
+  return check_overlap(outputs, inputs);
 }
 
 }  // namespace onepass

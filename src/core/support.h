@@ -13,8 +13,23 @@ Status check_problem(const Problem& problem);
 /// Length arrays in host memory: cu_seqlens from 0, non-decreasing, inside the operand; lengths inside the item.
 Status check_lengths(const Problem& problem);
 
-/// Outputs: no stride 0, no overlap with each other or with an input.
-Status check_operands(const Problem& problem, const ForwardOperands& operands);
-Status check_operands(const Problem& problem, const BackwardOperands& operands);
+/// Bytes that a call overwrites.
+struct Workspace {
+  const void* data = nullptr;
+  std::size_t size = 0;
+};
+
+/// What decode reads beside a forward call's operands. With k_new, k and v are outputs too.
+struct Append {
+  const char *k_name = "k", *v_name = "v";
+  Tensor k_new, v_new;
+  std::int64_t seq_new = 0;
+  const std::int32_t* cache_seqlens = nullptr;
+};
+
+/// Outputs and workspace: no stride 0, no overlap with each other or with an input.
+Status check_operands(const Problem& problem, const ForwardOperands& operands, const Workspace& workspace = {},
+                      const Append& append = {});
+Status check_operands(const Problem& problem, const BackwardOperands& operands, const Workspace& workspace = {});
 
 }  // namespace onepass

@@ -54,4 +54,16 @@ double operand_bytes(const Problem& p) {
   return p.pass == Pass::backward ? 2 * (q + k + v + o) + lse : q + k + v + o + lse;
 }
 
+bool nothing_to_write(const Problem& p, const ForwardOperands& operands) {
+  const bool no_row = (p.batch == 0 && !p.mask.varlen) || p.total_q == 0 || p.heads_q == 0;
+  return no_row || (p.head_dim_v == 0 && !operands.lse);
+}
+
+bool nothing_to_write(const Problem& p, const BackwardOperands& operands) {
+  if (operands.grad_bias || operands.grad_sinks) return false;
+  const bool no_item = p.batch == 0 && !p.mask.varlen;
+  const bool no_q = no_item || p.total_q == 0 || p.heads_q == 0, no_k = no_item || p.total_k == 0 || p.heads_kv == 0;
+  return (no_q || p.head_dim == 0) && (no_k || (p.head_dim == 0 && p.head_dim_v == 0));
+}
+
 }  // namespace onepass

@@ -16,4 +16,9 @@ double convention_flops(const Problem& problem);
 /// Bytes of the operands, each read or written once.
 double operand_bytes(const Problem& problem);
 
+/// True if no output has an element. Such a call is done before it begins, however many empty sequences or heads the
+/// problem has: a loop over 2^50 of them would never end.
+bool nothing_to_write(const Problem& problem, const ForwardOperands& operands);
+bool nothing_to_write(const Problem& problem, const BackwardOperands& operands);
+
 }  // namespace onepass

@@ -1,5 +1,6 @@
 #include <new>
 
+#include "core/work.h"
 #include "oracle/oracle.h"
 #include "oracle/rows.h"
 
@@ -190,6 +191,7 @@ class Backward {
 }  // namespace
 
 Status backward(const Problem& problem, const BackwardOperands& operands, Precision precision, bool recompute) try {
+  if (nothing_to_write(problem, operands)) return {};
   if (precision == Precision::exact || problem.dtype == DType::f64) {
     Backward<double>(problem, operands, recompute).run();
   } else {

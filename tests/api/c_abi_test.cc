@@ -102,6 +102,43 @@ TEST(CAbi, KernelList) {
   EXPECT_EQ(onepass_kernel_info(0, nullptr), ONEPASS_INVALID_ARGUMENT);
 }
 
+TEST(CAbi, ManyEmptySequencesTakeNoTime) {
+  // A file of 200 bytes can say so: no loop may run over what holds no element.
+  const std::int64_t many = std::int64_t{1} << 40;
+  for (const bool heads : {false, true}) {
+    std::int64_t shape[4] = {heads ? 1 : many, 0, heads ? many : 1, 16}, lse_shape[3] = {shape[0], shape[2], 0};
+    float nothing = 0;
+    DLTensor tensor{&nothing, {kDLCPU, 0}, 4, {kDLFloat, 32, 1}, shape, nullptr, 0}, lse = tensor;
+    lse.ndim = 3;
+    lse.shape = lse_shape;
+    onepass_forward_args_t forward = ONEPASS_FORWARD_ARGS_INIT;
+    forward.q = forward.k = forward.v = forward.out = &tensor;
+    forward.lse = &lse;
+    onepass_backward_args_t backward = ONEPASS_BACKWARD_ARGS_INIT;
+    backward.q = backward.k = backward.v = backward.out = backward.grad_out = &tensor;
+    backward.grad_q = backward.grad_k = backward.grad_v = &tensor;
+    backward.lse = &lse;
+    const auto run = [&](onepass_pass_t pass, auto& args, auto call) {
+      std::size_t bytes = 0;
+      ASSERT_EQ(onepass_workspace_size(pass, &args, &bytes), ONEPASS_OK) << onepass_last_error();
+      ASSERT_LT(bytes, std::size_t{1} << 28);
+      std::vector<char> workspace(bytes + 64);
+      args.workspace = workspace.data() + (64 - reinterpret_cast<std::uintptr_t>(workspace.data()) % 64) % 64;
+      args.workspace_size = bytes;
+      EXPECT_EQ(call(&args), ONEPASS_OK) << onepass_last_error();
+    };
+    for (const Kernel& kernel : kernels()) {
+      const bool takes_f32 = (kernel.dtypes >> static_cast<int>(DType::f32) & 1u) != 0;
+      if (!can_run(kernel, this_cpu()) || !takes_f32 || kernel.pass == Pass::decode) continue;
+      onepass_options_t options = ONEPASS_OPTIONS_INIT;
+      options.kernel = kernel.name;
+      forward.options = backward.options = &options;
+      if (kernel.pass == Pass::forward) run(ONEPASS_FORWARD, forward, onepass_forward);
+      if (kernel.pass == Pass::backward) run(ONEPASS_BACKWARD, backward, onepass_backward);
+    }
+  }
+}
+
 TEST(CAbi, ErrorsBelongToTheirThread) {
   EXPECT_EQ(onepass_forward(nullptr), ONEPASS_INVALID_ARGUMENT);
   const std::string mine = onepass_last_error();

@@ -78,6 +78,14 @@ TEST(CAbi, RefusesOverlap) {
   spec.seq_q = spec.seq_k;
   expect_refused(
       spec, [](AbiCall& a) { mutate(a.forward.out).data = a.forward.q->data; }, "out overlaps the input q");
+  // A queue in the workspace that results overwrite would hand out tasks for ever.
+  expect_refused(
+      spec,
+      [](AbiCall& a) {
+        auto out = reinterpret_cast<std::uintptr_t>(a.forward.out->data) + a.forward.out->byte_offset;
+        a.forward.workspace = reinterpret_cast<void*>(out / 64 * 64);
+      },
+      "workspace overlaps the output out");
   spec.pass = Pass::backward;
   expect_refused(
       spec,
@@ -95,7 +103,10 @@ TEST(CAbi, RefusesBadOptions) {
     expect_refused(
         spec, [&](AbiCall& a) { change(a.options); }, part, code);
   };
-  option([](auto& o) { o.struct_size = 3; }, "options.struct_size");
+  for (const std::size_t size : {std::size_t{3}, offsetof(onepass_options_t, kernel) + 4, sizeof(onepass_options_t) - 1,
+                                 sizeof(onepass_options_t) + 1}) {
+    option([size](auto& o) { o.struct_size = size; }, "options.struct_size");  // would cut a field in two
+  }
   option([](auto& o) { o.causal = 2; }, "causal must be between 0 and 1: got 2");
   option([](auto& o) { o.align = 7; }, "align");
   option([](auto& o) { o.window_left = -5; }, "(-5, -1)");
@@ -108,8 +119,10 @@ TEST(CAbi, RefusesBadOptions) {
   option([](auto& o) { o.threads = -1; }, "threads");
   option([](auto& o) { o.kernel = "fwd_gpu"; }, "'fwd_gpu'");
   option([](auto& o) { o.kernel = "bwd_cpu_portable"; }, "another pass", ONEPASS_UNSUPPORTED);
-  expect_refused(
-      spec, [](AbiCall& a) { a.forward.struct_size = 0; }, "args.struct_size");
+  for (const std::size_t size : {0, 9, 12, 20}) {
+    expect_refused(
+        spec, [size](AbiCall& a) { a.forward.struct_size = size; }, "args.struct_size");
+  }
   CaseSpec big = spec;
   big.head_dim = 1025;
   expect_refused(

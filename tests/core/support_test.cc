@@ -127,6 +127,45 @@ TEST(Support, OutputsHaveTheirOwnBytes) {
   f.k.stride_head = 0;  // an input may broadcast
   f.out.stride_head = 8;
   EXPECT_TRUE(check_operands(p, f).ok());
+  // The workspace, and inputs that are not operands, have bytes of their own too.
+  expect_refused(check_operands(p, f, {memory.data() + 3000, 64}), "workspace overlaps the output out");
+  expect_refused(check_operands(p, f, {memory.data() + 990, 64}), "workspace overlaps the input k");
+  EXPECT_TRUE(check_operands(p, f, {memory.data() + 5000, 64}).ok());
+  Problem with_lengths = p;
+  with_lengths.mask.q_position = reinterpret_cast<const std::int32_t*>(memory.data() + 3008);
+  expect_refused(check_operands(with_lengths, f), "out overlaps the input q_position");
+  // Caches that grow are outputs, those that do not may be shared and broadcast.
+  f.k.stride_head = 8;
+  Append append{"k_cache", "v_cache", tensor(5000, 1, 2), tensor(6000, 1, 2), 1, nullptr};
+  EXPECT_TRUE(check_operands(p, f, {}, append).ok());
+  f.q = f.k;
+  expect_refused(check_operands(p, f, {}, append), "k_cache overlaps the input q");
+  f.q = tensor(0, 5, 4);
+  append.cache_seqlens = reinterpret_cast<const std::int32_t*>(memory.data() + 2000);
+  expect_refused(check_operands(p, f, {}, append), "v_cache overlaps the input cache_seqlens");
+  append.k_new = append.v_new = {};
+  EXPECT_TRUE(check_operands(p, f, {}, append).ok());
+}
+
+TEST(Support, ScoresStayInFloat32) {
+  Problem p = small();
+  for (const double scale : {0.0, -1.0, 1e-300, 3.4e38, -3.4e38}) {
+    p.score.scale = scale;
+    EXPECT_TRUE(check_problem(p).ok()) << scale;
+  }
+  for (const double scale : {3.5e38, -3.5e38, 1e300}) {
+    p.score.scale = scale;
+    expect_refused(check_problem(p), "scale must be finite in float32");
+  }
+  p.score.scale = 1;
+  for (const double softcap : {0.0, 1.2e-38, 1.0, 3.4e38}) {
+    p.score.softcap = softcap;
+    EXPECT_TRUE(check_problem(p).ok()) << softcap;
+  }
+  for (const double softcap : {1e-300, 1e-40, 3.5e38, 1e300, -1e-300}) {
+    p.score.softcap = softcap;
+    expect_refused(check_problem(p), "softcap must be 0 (none) or between");
+  }
 }
 
 TEST(Work, VisiblePairsAgreeWithCounting) {

@@ -100,7 +100,7 @@ struct Request {
     options.threads = b.rarely(20) ? b.pick({-1, 1025, INT32_MAX, INT32_MIN, 64}) : b.below(3);
     if (b.rarely(4)) draw_kernel();
     if (b.rarely(60))
-      options.struct_size = b.pick<std::size_t>({0, 1, 8, 16, sizeof options - 8, sizeof options + 8, SIZE_MAX});
+      options.struct_size = b.pick<std::size_t>({0, 1, 8, 12, 16, sizeof options - 8, sizeof options - 4, sizeof options + 8, SIZE_MAX});
   }
   const DLTensor* bias() {
     const auto side = [&](std::int64_t full) { return bytes.rarely(3) ? std::int64_t{1} : full; };
@@ -120,7 +120,7 @@ struct Request {
 template <class Args>
 void exercise(Request& r, onepass_pass_t pass, Args& args, onepass_status_t (*call)(const Args*)) {
   if (r.bytes.rarely(60))
-    args.struct_size = r.bytes.pick<std::size_t>({0, 8, 16, sizeof args - 8, sizeof args + 8, SIZE_MAX});
+    args.struct_size = r.bytes.pick<std::size_t>({0, 8, 12, 16, 20, sizeof args - 8, sizeof args + 8, SIZE_MAX});
   args.options = r.bytes.rarely(30) ? nullptr : &r.options;
   std::size_t size = 0, length = 0;
   const onepass_status_t planned = onepass_workspace_size(pass, &args, &size);
