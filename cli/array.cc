@@ -41,6 +41,10 @@ std::optional<std::int64_t> load_integer(const std::byte* data, ElementType type
     case ElementType::i32: return load(std::int32_t{});
     case ElementType::i16: return load(std::int16_t{});
     case ElementType::i8: return load(std::int8_t{});
+    case ElementType::u64: {  // beyond int32 in any case where it is beyond int64
+      const std::uint64_t value = load(std::uint64_t{});
+      return static_cast<std::int64_t>(std::min<std::uint64_t>(value, INT64_MAX));
+    }
     case ElementType::u32: return load(std::uint32_t{});
     case ElementType::u16: return load(std::uint16_t{});
     case ElementType::u8: return load(std::uint8_t{});
@@ -48,7 +52,7 @@ std::optional<std::int64_t> load_integer(const std::byte* data, ElementType type
   }
 }
 
-/// Calls f(element offset) for every element in row-major order.
+/// Calls f(element offset) for every element in row-major order. Some dimension beside a size of 0 may be huge.
 template <class F>
 void each_offset(const std::vector<std::int64_t>& shape, const std::vector<std::int64_t>& strides, std::size_t depth,
                  std::int64_t offset, const F& f) {
@@ -146,6 +150,7 @@ Result<Array> Array::converted(ElementType type) const {
   ONEPASS_ASSIGN(Array result, allocate(type, shape_));
   std::int64_t index = 0;
   bool fits = true;
+  if (count() == 0) return result;
   each_offset(shape_, strides_, 0, 0, [&](std::int64_t offset) {
     if (to_integer) {
       const std::optional<std::int64_t> value = load_integer(data_, type_, offset);

@@ -30,8 +30,10 @@ bool serves_pass(const std::string& kernel, onepass_pass_t pass) {
 
 Result<std::vector<Shape>> choose_shapes(const BenchOptions& o) {
   const auto wanted = [&](onepass_pass_t pass) {
-    return o.passes.empty() || std::find(o.passes.begin(), o.passes.end(), pass) != o.passes.end();
+    if (o.passes.empty()) return !o.backward || pass == ONEPASS_BACKWARD;
+    return std::find(o.passes.begin(), o.passes.end(), pass) != o.passes.end();
   };
+  ONEPASS_RETURN_IF_ERROR(check_backward(o, o.passes));
   std::vector<Shape> all;
   if (!o.suite.empty() || !o.has_sizes()) {
     const std::string suite = o.suite.empty() ? suite_names()[0] : o.suite;
@@ -152,9 +154,7 @@ void add_bench(CLI::App& app) {
           },
           "fwd, bwd or decode (default: fwd, or all that a suite has)")
       ->type_name("PASS[,PASS...]");
-  command->add_option("--reps", options->reps, "rounds (default: 3 to 15, about a minute)")
-      ->check(CLI::Range(1, 1000000))
-      ->type_name("N");
+  add_integer(*command, "--reps", options->reps, 1, 1000000, "rounds (default: 3 to 15, about a minute)");
   command->callback([options] { require(run_bench(*options)); });
 }
 

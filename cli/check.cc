@@ -84,8 +84,6 @@ void merge(std::vector<check::Tally>& all, check::Tally tally) {
 Status run_check(const CheckOptions& options) {
   ONEPASS_RETURN_IF_ERROR(check_backend(options));
   ONEPASS_RETURN_IF_ERROR(check_kernels(options));
-  if (options.has_sizes())
-    return usage_error("check draws sizes of its own; nearest: `onepass run --check` for tensors of yours");
   ONEPASS_ASSIGN(const unsigned dtypes, dtype_bits(options));
 
   std::vector<check::Tally> tallies;
@@ -147,9 +145,7 @@ void add_check(CLI::App& app) {
   auto options = std::make_shared<CheckOptions>();
   CLI::App* command = app.add_subcommand("check", "random and adversarial cases against the float64 reference");
   add_common_options(*command, *options);
-  command->add_option("--cases", options->cases, "drawn for each pass (default 200)")
-      ->check(CLI::Range(1, 1000000000))
-      ->type_name("N");
+  add_integer(*command, "--cases", options->cases, 1, 1000000000, "drawn for each pass (default 200)");
   command
       ->add_option_function<std::string>(
           "--pass",
@@ -159,7 +155,13 @@ void add_check(CLI::App& app) {
           },
           "fwd, bwd or decode (default: all)")
       ->type_name("PASS[,PASS...]");
-  command->callback([options] { require(run_check(*options)); });
+  command->callback([options, command] {
+    require(check_used(
+        *command,
+        {"--backend", "--kernel", "--dtype", "--deterministic", "--threads", "--seed", "--json", "--cases", "--pass"},
+        "check draws sizes, masks and modifiers of its own, `onepass run --check` takes yours"));
+    require(run_check(*options));
+  });
 }
 
 }  // namespace onepass::cli

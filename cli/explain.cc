@@ -56,6 +56,7 @@ Status run_explain(const Options& options, const std::string& pass_text) {
   const onepass_pass_t pass = !pass_text.empty() ? parse_pass(pass_text)
                               : options.backward ? ONEPASS_BACKWARD
                                                  : ONEPASS_FORWARD;
+  ONEPASS_RETURN_IF_ERROR(check_backward(options, {pass}));
   const std::vector<Shape> shapes = shapes_of(options, pass);
   std::string report;
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();

@@ -57,7 +57,10 @@ void add_info(CLI::App& app) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("info", "version, build, CPU features, GPUs, every kernel compiled in");
   add_common_options(*command, *options);
-  command->callback([options] { require(run_info(*options)); });
+  command->callback([options, command] {
+    require(check_used(*command, {"--backend", "--json"}, "info computes nothing"));
+    require(run_info(*options));
+  });
 }
 
 }  // namespace onepass::cli

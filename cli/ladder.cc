@@ -97,17 +97,35 @@ Result<std::vector<ladder::Problem>> problems_of(const LadderOptions& o) {
   return problems;
 }
 
-Status check_memory(const std::vector<const ladder::Rung*>& rungs, const std::vector<ladder::Problem>& problems) {
+Status check_memory(const LadderOptions& options, const std::vector<const ladder::Rung*>& rungs,
+                    const std::vector<ladder::Problem>& problems) {
   for (const ladder::Problem& p : problems) {
     std::int64_t least = 0;
     for (const ladder::Rung* rung : rungs) least = max_of(least, ladder::least_memory(*rung, for_rung(*rung, p)));
     if (p.M >= least) continue;
     const long long size = dtype_size(p.dtype), bytes = least * size;
+    long long given = kDefaultMemory;  // in bytes, as the option had it
+    for (const std::int64_t memory : options.fast_memory) given = memory / size == p.M ? memory : given;
     return usage_error(
         "--fast-memory must hold a tile of one row, %lld bytes for head-dim %lld: got %lld; nearest: "
         "--fast-memory %lld",
-        bytes, static_cast<long long>(p.d), static_cast<long long>(p.M) * size, bytes);
+        bytes, static_cast<long long>(p.d), given, bytes);
   }
+  return {};
+}
+
+/// One mode at a time, and no option or size that it would ignore.
+Status check_mode(const LadderOptions& o, std::size_t problems) {
+  const bool block_rows = o.sweep == "block-rows";
+  const int modes = !o.sweep.empty() + o.trace + o.blocks + o.parallel;
+  if (modes > 1) return usage_error("--sweep, --trace, --blocks and --parallel are views of their own; nearest: one");
+  if (!o.processors.empty() && (!o.blocks || o.fast_memory.empty()))
+    return usage_error("--processors goes with --blocks and --fast-memory; nearest: leave it out");
+  if ((block_rows || o.parallel) && problems > 1) {
+    return usage_error("%s takes one size of each kind: got %zu problems; nearest: one",
+                       o.parallel ? "--parallel" : "--sweep block-rows", problems);
+  }
+  if (o.blocks && o.seq.size() > 1) return usage_error("--blocks takes one --seq: got %zu; nearest: one", o.seq.size());
   return {};
 }
 
@@ -132,8 +150,9 @@ Status run_ladder(const LadderOptions& options) {
   ONEPASS_ASSIGN(const std::vector<ladder::Problem> problems, problems_of(options));
   if (options.backend == "cuda")
     return unsupported("--backend cuda: the ladder's rungs run on the CPU; nearest: --backend cpu");
-  ONEPASS_RETURN_IF_ERROR(check_memory(rungs, problems));
+  ONEPASS_RETURN_IF_ERROR(check_memory(options, rungs, problems));
   ONEPASS_RETURN_IF_ERROR(check_range(options.processors, "--processors", 1, 1 << 20));
+  ONEPASS_RETURN_IF_ERROR(check_mode(options, problems.size()));
   nlohmann::ordered_json rows = nlohmann::ordered_json::array(), more = nlohmann::ordered_json::object();
   if (options.blocks) {
     LadderReport report = ladder_blocks(options, problems[0].dtype, problems[0].N);

@@ -2,6 +2,7 @@
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <iostream>
 #include <new>
 
 #include "command.h"
@@ -71,7 +72,9 @@ int run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& success) {
-    return app.exit(success);  // --help, --version
+    const int code = app.exit(success);  // --help, --version
+    std::cout.flush();
+    return std::cout ? code : fail(app, kBadArguments, "standard output cannot be written");
   } catch (const CLI::ParseError& error) {
     return fail(app, kBadArguments, parse_error_text(app, error));
   } catch (const CommandFailure& failure) {

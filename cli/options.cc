@@ -14,7 +14,7 @@ bool parse_number(std::string_view text, T& value) {
 }
 
 void add_tensor(CLI::App& app, const char* name, std::string& tensor, const char* text) {
-  app.add_option(name, tensor, text)->type_name("NAME|FILE.npy");
+  add_name(app, name, tensor, text)->type_name("NAME|FILE.npy");
 }
 
 void parse_window(const std::string& text, Options& options) {
@@ -114,6 +114,34 @@ void add_sizes(CLI::App& app, const char* name, std::vector<std::int64_t>& list,
       ->type_name("N[,N...]");
 }
 
+CLI::Option* add_name(CLI::App& app, const char* name, std::string& target, const char* text) {
+  // An empty name is a script's unset variable, not a wish for the default.
+  return app.add_option_function<std::string>(
+      name,
+      [name, &target](const std::string& value) {
+        if (value.empty()) refuse(name, "takes a name", value, "leave it out");
+        target = value;
+      },
+      text);
+}
+
+void add_integer(CLI::App& app, const char* name, int& target, int lowest, int highest, const char* text) {
+  app.add_option_function<std::string>(
+         name,
+         [=, &target](const std::string& value) {
+           int number = 0;
+           if (parse_number(value, number) && number >= lowest && number <= highest) {
+             target = number;
+             return;
+           }
+           const bool above = parse_number(value, number) && number > highest;
+           refuse(name, "takes a whole number from " + std::to_string(lowest) + " to " + std::to_string(highest), value,
+                  std::to_string(above ? highest : lowest));
+         },
+         text)
+      ->type_name("N");
+}
+
 void add_dtype_option(CLI::App& app, Options& o) {
   app.add_option_function<std::string>(
          "--dtype", [&o](const std::string& text) { parse_dtypes(text, o); }, "f32, f16 or bf16")
@@ -129,8 +157,14 @@ void add_mask_options(CLI::App& app, Options& o) {
 }
 
 void add_execution_options(CLI::App& app, Options& o) {
-  app.add_option("--threads", o.threads, "CPU threads (default: all)")->check(CLI::Range(0, 1024))->type_name("N");
-  app.add_option("--seed", o.seed, "of every random number (default 0)")->type_name("N");
+  add_integer(app, "--threads", o.threads, 0, 1024, "CPU threads (default: all)");
+  app.add_option_function<std::string>(
+         "--seed",
+         [&o](const std::string& text) {
+           if (!parse_number(text, o.seed)) refuse("--seed", "takes a whole number from 0 to 2^64 - 1", text, "0");
+         },
+         "of every random number (default 0)")
+      ->type_name("N");
   CLI::Option* json =
       app.add_option("--json", o.json_file, "JSON to a file, or to standard output instead of the report")
           ->expected(0, 1)
@@ -149,7 +183,13 @@ void add_execution_options(CLI::App& app, Options& o) {
 void add_common_options(CLI::App& app, Options& o) {
   app.add_option("--backend", o.backend, "auto, cpu or cuda")->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   app.add_option_function<std::string>(
-         "--kernel", [&o](const std::string& text) { o.kernels = split(text, ','); },
+         "--kernel",
+         [&o](const std::string& text) {
+           o.kernels = split(text, ',');
+           for (const std::string& kernel : o.kernels) {
+             if (kernel.empty()) refuse("--kernel", "takes names of `onepass info`", text, "leave it out");
+           }
+         },
          "run this kernel of `onepass info` and no other")
       ->type_name("NAME");
   add_dtype_option(app, o);
@@ -222,30 +262,6 @@ Result<std::string> single_kernel(const Options& options) {
                        printable(options.kernels[0], 64).c_str());
   }
   return options.kernels.empty() ? std::string() : options.kernels[0];
-}
-
-Status check_backend(const Options& options) {
-  if (options.backend == "auto") return {};
-  bool available = false;
-  for (std::int32_t i = 0; i < onepass_kernel_count(); ++i) {
-    onepass_kernel_info_t info = ONEPASS_KERNEL_INFO_INIT;
-    if (onepass_kernel_info(i, &info) != ONEPASS_OK || options.backend != info.backend) continue;
-    available = available || info.available != 0;
-  }
-  if (!available) {
-    return unsupported("--backend %s: this build has no kernel of it for this machine; nearest: --backend cpu",
-                       options.backend.c_str());
-  }
-  for (const std::string& kernel : options.kernels) {
-    for (std::int32_t i = 0; i < onepass_kernel_count(); ++i) {
-      onepass_kernel_info_t info = ONEPASS_KERNEL_INFO_INIT;
-      if (onepass_kernel_info(i, &info) != ONEPASS_OK || kernel != info.name || options.backend == info.backend)
-        continue;
-      return usage_error("--kernel %s belongs to backend %s, not %s; nearest: --backend %s", info.name, info.backend,
-                         options.backend.c_str(), info.backend);
-    }
-  }
-  return {};
 }
 
 }  // namespace onepass::cli

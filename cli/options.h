@@ -46,6 +46,9 @@ struct Options {
 
 void add_common_options(CLI::App& app, Options& options);
 // Parts of them, for commands that take no others.
+/// Text that must not be empty, and a whole number within bounds, decimal only.
+CLI::Option* add_name(CLI::App& app, const char* name, std::string& target, const char* text);
+void add_integer(CLI::App& app, const char* name, int& target, int lowest, int highest, const char* text);
 void add_sizes(CLI::App& app, const char* name, std::vector<std::int64_t>& list, const char* text);
 void add_dtype_option(CLI::App& app, Options& options);
 void add_mask_options(CLI::App& app, Options& options);       // --causal, --window
@@ -57,6 +60,11 @@ Result<std::string> single_kernel(const Options& options);
 
 /// Refuses a backend, and a kernel of another one, that this build or machine has nothing for.
 Status check_backend(const Options& options);
+
+/// Refuses common options that would be ignored: all that are given and not in `used`.
+Status check_used(const CLI::App& command, std::initializer_list<const char*> used, const char* why);
+/// For commands that make their own operands: refuses --grad-out, and --backward beside passes without it.
+Status check_backward(const Options& options, const std::vector<onepass_pass_t>& passes);
 
 /// "1,2,512" as numbers that are not negative.
 std::vector<std::int64_t> parse_sizes(const std::string& option, const std::string& text);

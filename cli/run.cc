@@ -119,6 +119,9 @@ Status run_run(const RunOptions& options) {
       !(options.q.ends_with(".npy") && options.k.ends_with(".npy") && options.v.ends_with(".npy"))) {
     return usage_error("run needs a .safetensors FILE, or --q, --k and --v with .npy files: got neither");
   }
+  if (!options.grad_out.empty() && !options.backward)
+    return usage_error("--grad-out is for the gradients; nearest: --backward --grad-out %s",
+                       printable(options.grad_out, 60).c_str());
   ONEPASS_RETURN_IF_ERROR(check_output(options.out));
   Operands operands;
   ONEPASS_RETURN_IF_ERROR(load_operands(options, operands));
@@ -162,9 +165,8 @@ void add_run(CLI::App& app) {
   command->add_option("--q", options->q, "queries (default: q)")->type_name("NAME|FILE.npy");
   command->add_option("--k", options->k, "keys (default: k)")->type_name("NAME|FILE.npy");
   command->add_option("--v", options->v, "values (default: v)")->type_name("NAME|FILE.npy");
-  command
-      ->add_option("-o,--out", options->out,
-                   "out, lse and gradients to a .safetensors file, or to OUT.npy, OUT.lse.npy, ...")
+  add_name(*command, "-o,--out", options->out,
+           "out, lse and gradients to a .safetensors file, or to OUT.npy, OUT.lse.npy, ...")
       ->type_name("OUT");
   command
       ->add_option("--layout", options->layout,

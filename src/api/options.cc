@@ -15,8 +15,8 @@ Status read_args(const void* given, const Args& defaults, const char* name, Args
   std::memcpy(&size, given, sizeof size);
   // Every version of a struct is a whole number of its alignment; any other size would cut a pointer in two.
   if (size < sizeof size || size % alignof(Args) != 0 || size > (std::size_t{1} << 16)) {
-    return invalid_argument("%s.struct_size must be sizeof the struct: got %zu; nearest: %zu, from its INIT macro", name,
-                            size, sizeof(Args));
+    return invalid_argument("%s.struct_size must be sizeof the struct: got %zu; nearest: %zu, from its INIT macro",
+                            name, size, sizeof(Args));
   }
   *args = defaults;
   std::memcpy(static_cast<void*>(args), given, min_of(size, sizeof(Args)));

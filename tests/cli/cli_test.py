@@ -187,8 +187,26 @@ class Refusals(Cli):
                            (["explain", "--kernel", "none"], "info"), (["check", "--seq", 3], "run --check"),
                            (["check", "--kernel", "fwd_cpu_portabel"], "portable"),
                            (["run"], "FILE"), (["info", "extra"], "extra"), (["bench", "--pass", "forwad"], "fwd"),
-                           (["explain", "--bias", "b"], ".npy"), (["explain", "--softcap", "-1"], "softcap")):
+                           (["explain", "--bias", "b"], ".npy"), (["explain", "--softcap", "-1"], "softcap"),
+                           (["explain", "--seed", "-1"], "--seed"), (["explain", "--seed", 1 << 64], "2^64 - 1"),
+                           (["explain", "--threads", "0x2"], "whole"), (["explain", "--threads", 1025], "1024"),
+                           (["bench", "--reps", "1.5"], "whole"), (["check", "--cases", 0], "from 1"),
+                           (["explain", "--scale", "1e300"], "float32"), (["explain", "--softcap", "1e300"], "softcap"),
+                           (["explain", "--kernel", ""], "leave it out"), (["explain", "--bias", ""], "leave it out"),
+                           (["bench", "--kernel", ","], "leave it out"), (["run", "x.safetensors", "-o", ""], "--out")):
             self.assertIn(hint, self.onepass(*args, code=2))
+
+    def test_no_option_is_ignored(self):
+        for args in (["check", "--causal"], ["check", "--bias", "b.npy"], ["check", "--softcap", 2],
+                     ["info", "--seq", 5],
+                     ["explain", "--pass", "fwd", "--backward"], ["bench", "--pass", "decode", "--backward"],
+                     ["explain", "--grad-out", "x.npy"], ["run", self.sample(), "--grad-out", "q"]):
+            self.assertIn("nearest", self.onepass(*args, code=2))
+        self.assertEqual(self.rows("explain", "--seq", 4, "--backward")[0]["pass"], "backward")
+
+    def test_explain_names_the_kernels_file(self):
+        for name, file in (("fwd_cpu_oracle", "src/oracle/forward.cc"), ("fwd_cpu_portable", "src/cpu/forward.cc")):
+            self.assertEqual(self.rows("explain", "--seq", 4, "--kernel", name)[0]["path"][-1], file)
 
     def test_unsupported(self):
         self.assertIn("1024", self.onepass("explain", "--head-dim", 4096, code=3))
@@ -226,6 +244,23 @@ class Refusals(Cli):
         write_safetensors(broken, packed)
         self.refused(broken, "--k", "q", "--v", "q")
 
+    def test_lengths_of_any_integer_type(self):
+        for dtype, code in (("I8", "b"), ("U8", "B"), ("I16", "h"), ("U16", "H"), ("I32", "i"), ("U32", "I"),
+                            ("I64", "q"), ("U64", "Q")):
+            source = self.sample(k_length=(dtype, [2], struct.pack("<2" + code, 3, 5)))
+            self.onepass("run", source, "--check")
+        for dtype, code, value in (("U64", "Q", 1 << 63), ("U64", "Q", (1 << 32) + 3), ("I64", "q", -(1 << 40))):
+            source = self.sample(k_length=(dtype, [2], struct.pack("<2" + code, 3, value)))
+            self.assertIn("int32", self.refused(source))
+
+    def test_many_empty_sequences(self):
+        # 200 bytes that promise 2^50 sequences without a token, or as many heads.
+        for shape in ([1 << 50, 0, 1, 16], [1, 0, 1 << 50, 16]):
+            source = self.path / "many.safetensors"
+            write_safetensors(source, {name: ("F32", shape, b"") for name in "qkv"})
+            self.onepass("run", source)
+            self.onepass("run", source, "--dtype", "bf16")
+
     def test_outputs(self):
         source = self.sample()
         (self.path / "folder.npy").mkdir()
@@ -235,8 +270,10 @@ class Refusals(Cli):
         self.assertIn("--json", self.onepass("run", source, "--json", self.path / "x.npy", code=2))
         if os.path.exists("/dev/full"):
             with open("/dev/full", "w") as full:
-                result = subprocess.run([cli_kit.onepass_path, "info"], stdout=full, stderr=subprocess.PIPE, text=True)
-            self.assertEqual((result.returncode, result.stderr.count("\n")), (2, 1))
+                for args in (["info"], ["--help"], ["run", "--help"], ["--version"]):
+                    result = subprocess.run([cli_kit.onepass_path, *args], stdout=full, stderr=subprocess.PIPE,
+                                            text=True)
+                    self.assertEqual((result.returncode, result.stderr.count("\n")), (2, 1), args)
         before = source.read_bytes()
         self.onepass("run", source, "-o", source)  # the input may be replaced: it is read first
         self.assertNotEqual(source.read_bytes(), before)

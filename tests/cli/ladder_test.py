@@ -151,7 +151,10 @@ class Ladder(Cli):
                            (["--rung", "flash_v1", "--pass", "bwd"], "--pass all"),
                            (["--tiles", "fit", "--fast-memory", "1K"], "2072"), (["--kernel", "x"], "nearest"),
                            (["--blocks", "--fast-memory", "1K", "--processors", 0], "--processors 1"),
-                           (["--sweep", "block-rows", "--seq", 0], "512")):
+                           (["--sweep", "block-rows", "--seq", 0], "512"), (["--fast-memory", 1], "got 1;"),
+                           (["--processors", 5], "--blocks"), (["--trace", "--blocks"], "nearest: one"),
+                           (["--parallel", "--seq", "1,2"], "one"), (["--blocks", "--seq", "1,2"], "one"),
+                           (["--sweep", "block-rows", "--head-dim", "1,2"], "one")):
             self.assertIn(word, self.onepass("ladder", *args, code=2))
         self.onepass("ladder", "--backend", "cuda", code=3)
 

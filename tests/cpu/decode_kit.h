@@ -17,8 +17,8 @@ using check::Array;
 using check::Case;
 using check::CaseSpec;
 using check::Index;
-using kit::kThin;
 using check::Values;
+using kit::kThin;
 
 inline std::vector<const Kernel*> decode_kernels() {
   std::vector<const Kernel*> list;

@@ -100,7 +100,8 @@ struct Request {
     options.threads = b.rarely(20) ? b.pick({-1, 1025, INT32_MAX, INT32_MIN, 64}) : b.below(3);
     if (b.rarely(4)) draw_kernel();
     if (b.rarely(60))
-      options.struct_size = b.pick<std::size_t>({0, 1, 8, 12, 16, sizeof options - 8, sizeof options - 4, sizeof options + 8, SIZE_MAX});
+      options.struct_size =
+          b.pick<std::size_t>({0, 1, 8, 12, 16, sizeof options - 8, sizeof options - 4, sizeof options + 8, SIZE_MAX});
   }
   const DLTensor* bias() {
     const auto side = [&](std::int64_t full) { return bytes.rarely(3) ? std::int64_t{1} : full; };
