@@ -258,7 +258,7 @@ class Refusals(Cli):
         for shape in ([1 << 50, 0, 1, 16], [1, 0, 1 << 50, 16]):
             source = self.path / "many.safetensors"
             write_safetensors(source, {name: ("F32", shape, b"") for name in "qkv"})
-            self.onepass("run", source)
+            self.onepass("run", source, "--backward", "--check")
             self.onepass("run", source, "--dtype", "bf16")
 
     def test_outputs(self):
