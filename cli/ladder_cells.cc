@@ -51,7 +51,7 @@ bool LadderCell::agrees() const {
 }
 
 Status measure_cells(std::vector<LadderCell>& cells, const LadderOptions& options) {
-  const int threads = options.threads > 0 ? options.threads : cpu::default_threads();
+  const int threads = options.thread_count();
   std::vector<Inputs> inputs;  // one a (seq, head_dim)
   std::vector<std::size_t> input_of(cells.size());
   for (std::size_t n = 0; n < cells.size(); ++n) {

@@ -4,6 +4,8 @@
 #include <charconv>
 #include <limits>
 
+#include "cpu/parallel.h"
+
 namespace onepass::cli {
 namespace {
 
@@ -235,6 +237,10 @@ void add_common_options(CLI::App& app, Options& o) {
 bool Options::has_sizes() const {
   return !(batch.empty() && seq.empty() && seq_q.empty() && seq_k.empty() && heads.empty() && heads_q.empty() &&
            heads_kv.empty() && head_dim.empty() && head_dim_v.empty());
+}
+
+int Options::thread_count() const {
+  return threads > 0 ? threads : cpu::default_threads();
 }
 
 void Options::apply(Attention& attention) const {

@@ -40,6 +40,8 @@ struct Options {
   bool report_on_stdout() const { return !json || !json_file.empty(); }
   /// The sizes as options give them: "--seq" and so on.
   bool has_sizes() const;
+  /// --threads, or what the library takes by default.
+  int thread_count() const;
   /// Mask, scores and execution, for one problem.
   void apply(Attention& attention) const;
 };

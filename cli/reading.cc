@@ -1,6 +1,5 @@
 #include "reading.h"
 
-#include "cpu/parallel.h"
 #include "timing.h"
 
 namespace onepass::cli {
@@ -22,7 +21,7 @@ double cache_bytes(const Shape& s, const Options& options) {
 }
 
 CacheReads::CacheReads(const Attention& attention, Interval keys, int threads)
-    : loops_(bench::read_kernels()), seconds_(loops_.size()), threads_(threads > 0 ? threads : cpu::default_threads()) {
+    : loops_(bench::read_kernels()), seconds_(loops_.size()), threads_(threads) {
   if (keys.size() <= 0) return;
   for (const Array* cache : {&attention.k, &attention.v}) {  // (batch, keys, heads_kv, dim), contiguous
     const auto key = static_cast<std::size_t>(cache->size(2) * cache->size(3)) * size_of(cache->type());

@@ -7,7 +7,6 @@
 #include <cstdio>
 #include <ctime>
 
-#include "cpu/parallel.h"
 #include "io/output_file.h"
 
 namespace onepass::cli {
@@ -100,7 +99,7 @@ std::string cpu_name() {
 }
 
 nlohmann::ordered_json json_object(const Options& options, nlohmann::ordered_json rows) {
-  const int threads = options.threads > 0 ? options.threads : cpu::default_threads();
+  const int threads = options.thread_count();
   nlohmann::ordered_json object;
   object["onepass"] = onepass_version();
   object["commit"] = build_commit();

@@ -53,7 +53,6 @@ Result<std::unique_ptr<Cell>> Cell::make(const Shape& shape, const Options& opti
   ONEPASS_RETURN_IF_ERROR(plan_shape(shape, options, cell->attention_));
   ONEPASS_ASSIGN(cell->plan_, cell->attention_.explain(shape.pass));
   cell->keys_ = shape.pass == ONEPASS_DECODE ? visible_keys(shape, options) : Interval{};
-  cell->threads_ = options.threads;
   return cell;
 }
 
@@ -79,7 +78,7 @@ Status Cell::prepare(std::shared_ptr<std::byte> inputs, std::shared_ptr<std::byt
                          static_cast<long long>(capacity));
     ONEPASS_ASSIGN(a.cache_seqlens, Array::allocate(ElementType::i32, {a.q.size(0)}));
     std::fill_n(a.cache_seqlens.as<std::int32_t>(), a.q.size(0), static_cast<std::int32_t>(capacity));
-    reads_ = CacheReads(a, keys_, threads_);
+    reads_ = CacheReads(a, keys_, plan_["threads"].get<int>());
   }
   if (shape_.pass != ONEPASS_BACKWARD) {
     out.place(a.out);

@@ -45,7 +45,6 @@ class Cell {
   Runner runner_;
   nlohmann::ordered_json plan_;
   Interval keys_;  // of a decode's cache
-  int threads_ = 0;
   CacheReads reads_;
   int calls_ = 0;  // a sample; 0: not known yet
 };

@@ -10,18 +10,6 @@ namespace {
 
 using namespace every_kernel;
 
-constexpr DType kStorage[] = {DType::f32, DType::f16, DType::bf16};
-
-CaseSpec sized(Pass pass, DType dtype, std::int64_t seq_q, std::int64_t seq_k, std::int64_t dim) {
-  CaseSpec spec;
-  spec.pass = pass;
-  spec.dtype = dtype;
-  spec.seq_q = seq_q;
-  spec.seq_k = seq_k;
-  spec.head_dim = spec.head_dim_v = dim;
-  return spec;
-}
-
 TEST(ClosedForms, C09NanInTheSecondKey) {
   for (const DType dtype : kStorage) {
     for (const double bad : {std::nan(""), HUGE_VAL}) {

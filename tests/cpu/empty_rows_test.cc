@@ -9,18 +9,7 @@ namespace {
 
 using namespace every_kernel;
 
-constexpr DType kStorage[] = {DType::f32, DType::f16, DType::bf16};
 constexpr double kInfinity = HUGE_VAL;
-
-CaseSpec sized(Pass pass, DType dtype, std::int64_t seq_q, std::int64_t seq_k, std::int64_t dim) {
-  CaseSpec spec;
-  spec.pass = pass;
-  spec.dtype = dtype;
-  spec.seq_q = seq_q;
-  spec.seq_k = seq_k;
-  spec.head_dim = spec.head_dim_v = dim;
-  return spec;
-}
 
 bool emptied(const Index& i) {
   return i[2] % 3 == 1 || i[2] >= 70;

@@ -14,7 +14,18 @@ using check::Array;
 using check::Case;
 using check::CaseSpec;
 using check::Index;
+using kit::kStorage;
 using kit::kThin;
+
+inline CaseSpec sized(Pass pass, DType dtype, std::int64_t seq_q, std::int64_t seq_k, std::int64_t dim) {
+  CaseSpec spec;
+  spec.pass = pass;
+  spec.dtype = dtype;
+  spec.seq_q = seq_q;
+  spec.seq_k = seq_k;
+  spec.head_dim = spec.head_dim_v = dim;
+  return spec;
+}
 
 inline Status emulated_forward(const Problem& problem, const ForwardOperands& operands, const Launch& launch) {
   cpu::amx_emulated::forward(problem, operands, launch);

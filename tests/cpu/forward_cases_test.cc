@@ -11,8 +11,7 @@ using check::Array;
 using check::Case;
 using check::CaseSpec;
 using check::Index;
-
-constexpr DType kStorage[] = {DType::f32, DType::f16, DType::bf16};
+using kit::kStorage;
 
 CaseSpec sized(DType dtype, std::int64_t seq_q, std::int64_t seq_k, std::int64_t dim) {
   CaseSpec spec;

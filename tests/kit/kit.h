@@ -21,6 +21,9 @@ void expect_case(const check::CaseSpec& spec);
 std::uint64_t first_seed();
 int scaled(int cases);
 
+/// What kernels with float32 arithmetic read and write.
+inline constexpr DType kStorage[] = {DType::f32, DType::f16, DType::bf16};
+
 /// Sweeps and sizes are divided by this: where every instruction is instrumented, they are thinner.
 #if defined(ONEPASS_SANITIZED)
 inline constexpr int kThin = 8;
