@@ -1,5 +1,6 @@
 // onepass check: random and adversarial cases on every kernel of this machine, against the float64 reference.
 #include <algorithm>
+#include <iterator>
 #include <memory>
 #include <string_view>
 
@@ -57,7 +58,7 @@ Status check_kernels(const Options& options) {
       return usage_error("--kernel: there is none named '%s'; nearest: %s", printable(name, 64).c_str(),
                          near.empty() ? "`onepass info` lists them" : near.c_str());
     }
-    if (!can_run(*kernel, this_cpu())) {
+    if (!can_run_here(*kernel)) {
       return unsupported("kernel %s needs %s, which this machine lacks; nearest: leave --kernel out", kernel->name,
                          kernel->arch);
     }
@@ -90,16 +91,23 @@ Status run_check(const CheckOptions& options) {
   for (const onepass_pass_t pass : options.passes) {
     ONEPASS_ASSIGN(const std::vector<const Kernel*> kernels, choose_kernels(options, core_pass(pass)));
     if (kernels.empty()) continue;
-    const int threads = options.threads > 0 ? options.threads : std::max(2, cpu::default_threads());
-    check::Sweep sweep;
-    sweep.limits.pass = core_pass(pass);
-    sweep.limits.dtypes = dtypes;
-    sweep.first_seed = options.seed;
-    sweep.cases = options.cases;
-    sweep.threads = threads == 1 ? std::vector<int>{1} : std::vector<int>{1, threads};
-    Progress progress(pass_name(pass), static_cast<std::size_t>(options.cases));
-    sweep.progress = [&](int done) { progress.set(static_cast<std::size_t>(done)); };
-    for (check::Tally& tally : check::run_sweep(kernels, sweep)) merge(tallies, std::move(tally));
+    for (const Backend backend : {Backend::cpu, Backend::cuda}) {
+      std::vector<const Kernel*> list;
+      std::copy_if(kernels.begin(), kernels.end(), std::back_inserter(list),
+                   [&](const Kernel* kernel) { return kernel->backend == backend; });
+      if (list.empty()) continue;
+      const int threads = options.threads > 0 ? options.threads : std::max(2, cpu::default_threads());
+      check::Sweep sweep;
+      sweep.limits.pass = core_pass(pass);
+      sweep.limits.dtypes = dtypes;
+      sweep.limits.cuda = backend == Backend::cuda;
+      sweep.first_seed = options.seed;
+      sweep.cases = options.cases;
+      sweep.threads = threads == 1 || backend == Backend::cuda ? std::vector<int>{1} : std::vector<int>{1, threads};
+      Progress progress(pass_name(pass), static_cast<std::size_t>(options.cases));
+      sweep.progress = [&](int done) { progress.set(static_cast<std::size_t>(done)); };
+      for (check::Tally& tally : check::run_sweep(list, sweep)) merge(tallies, std::move(tally));
+    }
   }
   if (tallies.empty())
     return usage_error("no kernel is left for these passes and dtypes; nearest: leave --kernel and --dtype out");

@@ -7,6 +7,14 @@ if(ONEPASS_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${ONEPASS_CCACHE})
 endif()
 
+# nvcc through cmake/ptxas_log.py, which reads what ptxas says of each kernel.
+if(ONEPASS_CUDA AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
+  set(CMAKE_CUDA_COMPILER_LAUNCHER python3 ${PROJECT_SOURCE_DIR}/cmake/ptxas_log.py)
+  if(ONEPASS_CCACHE)
+    list(APPEND CMAKE_CUDA_COMPILER_LAUNCHER ${ONEPASS_CCACHE})
+  endif()
+endif()
+
 if(ONEPASS_SANITIZE)
   add_compile_options(-fsanitize=${ONEPASS_SANITIZE} -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${ONEPASS_SANITIZE})

@@ -157,7 +157,7 @@ onepass_status_t onepass_kernel_info(int32_t index, onepass_kernel_info_t* info)
                                                            : ONEPASS_DECODE;
     filled.dtypes = api::dtype_list(kernel.dtypes);
     filled.max_head_dim = kernel.max_head_dim;
-    filled.available = onepass::can_run(kernel, onepass::this_cpu()) ? 1 : 0;
+    filled.available = onepass::can_run_here(kernel) ? 1 : 0;
     const size_t size = onepass::min_of(info->struct_size, sizeof filled);
     filled.struct_size = info->struct_size;
     std::memcpy(static_cast<void*>(info), &filled, size);

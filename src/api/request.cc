@@ -3,7 +3,9 @@
 #include <cinttypes>
 
 #include "api/options.h"
+#include "api/place.h"
 #include "api/tensor.h"
+#include "core/layout.h"
 #include "core/support.h"
 #include "cpu/parallel.h"
 
@@ -65,16 +67,24 @@ Status read_operands(const DLTensor* q, const DLTensor* k, const DLTensor* v, co
 Status finish(const onepass_options_t& options, bool planning, void* workspace, std::size_t workspace_size,
               std::size_t extra, Request* request) {
   Request& r = *request;
+  r.launch.stream = options.stream;
   ONEPASS_RETURN_IF_ERROR(read_flag("deterministic (-1 the kernel's default)", options.deterministic, -1, 1));
   ONEPASS_RETURN_IF_ERROR(read_flag("validate", options.validate, 0, 1));
   r.problem.deterministic = options.deterministic;
   ONEPASS_RETURN_IF_ERROR(check_problem(r.problem));
-  ONEPASS_RETURN_IF_ERROR(check_lengths(r.problem));
+  if (!r.problem.on_device) {
+    ONEPASS_RETURN_IF_ERROR(check_lengths(r.problem));
+  } else if (options.validate != 0 && !planning) {
+    ONEPASS_RETURN_IF_ERROR(check_device_lengths(r.problem, r.launch));
+  }
   constexpr std::int32_t kMaxThreads = 1024;
   ONEPASS_RETURN_IF_ERROR(read_flag("threads (0 means all)", options.threads, 0, kMaxThreads));
   r.launch.threads =
       options.threads > 0 ? options.threads : min_of(cpu::default_threads(), static_cast<int>(kMaxThreads));
-  ONEPASS_RETURN_IF_ERROR(select_kernel(r.problem, this_cpu(), options.kernel, &r.kernel, planning ? &r.why : nullptr));
+  Machine gpu;
+  if (r.problem.on_device) ONEPASS_RETURN_IF_ERROR(this_gpu(r.launch.device, &gpu));
+  ONEPASS_RETURN_IF_ERROR(select_kernel(r.problem, r.problem.on_device ? gpu : this_cpu(), options.kernel, &r.kernel,
+                                        planning ? &r.why : nullptr));
   r.workspace_needed = r.kernel->workspace(r.problem, r.launch.threads) + extra;
   if (planning) return {};
   if (workspace_size < r.workspace_needed || (workspace == nullptr && r.workspace_needed > 0)) {
@@ -89,7 +99,6 @@ Status finish(const onepass_options_t& options, bool planning, void* workspace, 
   }
   r.launch.workspace = workspace;
   r.launch.workspace_size = workspace_size;
-  r.launch.stream = options.stream;
   return {};
 }
 
@@ -128,12 +137,20 @@ Status make_request(const onepass_forward_args_t& args, bool planning, Request* 
   ONEPASS_RETURN_IF_ERROR(read_options(args.options, &options));
   r.problem.pass = Pass::forward;
   ForwardOperands& f = r.forward;
+  ONEPASS_RETURN_IF_ERROR(find_place({{"q", args.q},
+                                      {"k", args.k},
+                                      {"v", args.v},
+                                      {"out", args.out},
+                                      {"lse", args.lse},
+                                      ONEPASS_OPTION_TENSORS(options)},
+                                     &r.problem, &r.launch));
   ONEPASS_RETURN_IF_ERROR(
       read_operands(args.q, args.k, args.v, "k", "v", options, planning, &r.problem, &f.q, &f.k, &f.v));
   ONEPASS_RETURN_IF_ERROR(read_mask(options, planning, &r.problem));
   ONEPASS_RETURN_IF_ERROR(read_scores(options, planning, &r.problem));
   if (!planning || args.out != nullptr)
     ONEPASS_RETURN_IF_ERROR(read_out(args.out, {"out", planning}, r.problem, true, &f.out));
+  r.problem.aligned_rows = rows_aligned(f.q) && rows_aligned(f.k) && rows_aligned(f.v) && rows_aligned(f.out);
   if (args.lse != nullptr) ONEPASS_RETURN_IF_ERROR(parse_rows({"lse", planning}, args.lse, r.problem, &f.lse));
   ONEPASS_RETURN_IF_ERROR(finish(options, planning, args.workspace, args.workspace_size, 0, request));
   return planning ? Status{} : check_operands(r.problem, f, {args.workspace, r.workspace_needed});
@@ -146,6 +163,20 @@ Status make_request(const onepass_backward_args_t& args, bool planning, Request*
   Problem& p = r.problem;
   p.pass = Pass::backward;
   BackwardOperands& o = r.backward;
+  ONEPASS_RETURN_IF_ERROR(find_place({{"q", args.q},
+                                      {"k", args.k},
+                                      {"v", args.v},
+                                      {"out", args.out},
+                                      {"lse", args.lse},
+                                      {"grad_out", args.grad_out},
+                                      {"grad_lse", args.grad_lse},
+                                      {"grad_q", args.grad_q},
+                                      {"grad_k", args.grad_k},
+                                      {"grad_v", args.grad_v},
+                                      {"grad_bias", args.grad_bias},
+                                      {"grad_sinks", args.grad_sinks},
+                                      ONEPASS_OPTION_TENSORS(options)},
+                                     &p, &r.launch));
   ONEPASS_RETURN_IF_ERROR(read_operands(args.q, args.k, args.v, "k", "v", options, planning, &p, &o.q, &o.k, &o.v));
   ONEPASS_RETURN_IF_ERROR(read_mask(options, planning, &p));
   ONEPASS_RETURN_IF_ERROR(read_scores(options, planning, &p));
@@ -162,6 +193,9 @@ Status make_request(const onepass_backward_args_t& args, bool planning, Request*
     ONEPASS_RETURN_IF_ERROR(read_gradient(args.grad_k, {"grad_k", planning}, args.k, p, &o.grad_k));
   if (wanted(args.grad_v))
     ONEPASS_RETURN_IF_ERROR(read_gradient(args.grad_v, {"grad_v", planning}, args.v, p, &o.grad_v));
+  for (const Tensor* operand : {&o.q, &o.k, &o.v, &o.out, &o.grad_out, &o.grad_q, &o.grad_k, &o.grad_v}) {
+    p.aligned_rows = p.aligned_rows && rows_aligned(*operand);
+  }
   if (args.grad_bias != nullptr) {
     if (!p.score.bias) return invalid_argument("grad_bias is given, but there is no bias");
     ONEPASS_RETURN_IF_ERROR(parse_bias({"grad_bias", planning}, args.grad_bias, p, &o.grad_bias));
@@ -192,6 +226,16 @@ Status make_request(const onepass_decode_args_t& args, bool planning, Request* r
   Problem& p = r.problem;
   p.pass = Pass::decode;
   ForwardOperands& f = r.forward;
+  ONEPASS_RETURN_IF_ERROR(find_place({{"q", args.q},
+                                      {"k_cache", args.k_cache},
+                                      {"v_cache", args.v_cache},
+                                      {"cache_seqlens", args.cache_seqlens},
+                                      {"k_new", args.k_new},
+                                      {"v_new", args.v_new},
+                                      {"out", args.out},
+                                      {"lse", args.lse},
+                                      ONEPASS_OPTION_TENSORS(options)},
+                                     &p, &r.launch));
   if (options.cu_seqlens_q != nullptr || options.cu_seqlens_k != nullptr || options.k_length != nullptr ||
       options.q_position != nullptr) {
     return invalid_argument(
@@ -216,7 +260,8 @@ Status make_request(const onepass_decode_args_t& args, bool planning, Request* r
   }
   if (!planning || args.out != nullptr) ONEPASS_RETURN_IF_ERROR(read_out(args.out, {"out", planning}, p, true, &f.out));
   if (args.lse != nullptr) ONEPASS_RETURN_IF_ERROR(parse_rows({"lse", planning}, args.lse, p, &f.lse));
-  if (r.cache_seqlens != nullptr) {
+  p.aligned_rows = rows_aligned(f.q) && rows_aligned(f.k) && rows_aligned(f.v) && rows_aligned(f.out);
+  if (r.cache_seqlens != nullptr && !p.on_device) {
     for (std::int64_t b = 0; b < p.batch; ++b) {
       const std::int64_t limit = min_of<std::int64_t>(p.seq_k, INT32_MAX);  // lengths are int32
       if (r.cache_seqlens[b] < 0 || r.cache_seqlens[b] + r.seq_new > limit) {

@@ -4,10 +4,14 @@
 #include <cinttypes>
 #include <cstring>
 
+#include "api/place.h"
 #include "api/tensor.h"
 #include "core/layout.h"
 #include "cpu/merge.h"
 #include "cpu/parallel.h"
+#if defined(ONEPASS_CUDA)
+#include "cuda/cache.h"
+#endif
 
 namespace onepass::api {
 namespace {
@@ -28,14 +32,22 @@ void append(const Problem& p, const Tensor& fresh, std::int64_t seq_new, std::in
 
 Status run_decode(Request& request) {
   Problem& p = request.problem;
-  if (request.k_new) {
-    append(p, request.k_new, request.seq_new, p.head_dim, request.cache_seqlens, request.forward.k);
-    append(p, request.v_new, request.seq_new, p.head_dim_v, request.cache_seqlens, request.forward.v);
-  }
   auto* lengths = static_cast<std::int32_t*>(request.launch.workspace);
-  for (std::int64_t b = 0; b < p.batch; ++b) {
-    const std::int32_t start = p.mask.k_start != nullptr ? p.mask.k_start[b] : 0;
-    lengths[b] = max_of(0, request.cache_seqlens[b] + static_cast<std::int32_t>(request.seq_new) - start);
+  if (p.on_device) {
+#if defined(ONEPASS_CUDA)
+    ONEPASS_RETURN_IF_ERROR(cuda::append_to_cache(
+        p, {request.k_new, request.v_new, request.seq_new, request.cache_seqlens, request.forward.k, request.forward.v},
+        lengths, request.launch));
+#endif
+  } else {
+    if (request.k_new) {
+      append(p, request.k_new, request.seq_new, p.head_dim, request.cache_seqlens, request.forward.k);
+      append(p, request.v_new, request.seq_new, p.head_dim_v, request.cache_seqlens, request.forward.v);
+    }
+    for (std::int64_t b = 0; b < p.batch; ++b) {
+      const std::int32_t start = p.mask.k_start != nullptr ? p.mask.k_start[b] : 0;
+      lengths[b] = max_of(0, request.cache_seqlens[b] + static_cast<std::int32_t>(request.seq_new) - start);
+    }
   }
   p.mask.k_length = lengths;
   Launch launch = request.launch;
@@ -48,6 +60,15 @@ Status run_decode(Request& request) {
 Status run_merge(const onepass_merge_args_t& args) {
   if (args.threads < 0) return invalid_argument("threads must be 0 (all) or more: got %d", args.threads);
   Problem p;
+  Launch launch;
+  launch.stream = args.stream;
+  ONEPASS_RETURN_IF_ERROR(find_place({{"out_a", args.out_a},
+                                      {"lse_a", args.lse_a},
+                                      {"out_b", args.out_b},
+                                      {"lse_b", args.lse_b},
+                                      {"out", args.out},
+                                      {"lse", args.lse}},
+                                     &p, &launch));
   Parsed parsed;
   p.mask.varlen = args.out_a != nullptr && args.out_a->ndim == 3;
   struct Part {
@@ -105,6 +126,14 @@ Status run_merge(const onepass_merge_args_t& args) {
     }
   }
   if (overlap(written[0], written[1])) return invalid_argument("out overlaps lse: pass separate tensors");
+#if defined(ONEPASS_CUDA)
+  if (p.on_device) {
+    Machine gpu;
+    ONEPASS_RETURN_IF_ERROR(this_gpu(launch.device, &gpu));
+    return cuda::merge_partial(p, {parts[0].out, parts[0].lse}, {parts[1].out, parts[1].lse},
+                               {parts[2].out, parts[2].lse}, launch);
+  }
+#endif
   const int threads = args.threads > 0 ? args.threads : cpu::default_threads();
   return cpu::merge_partial(p, parts[0].out, parts[0].lse, parts[1].out, parts[1].lse, parts[2].out, parts[2].lse,
                             threads);

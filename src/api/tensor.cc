@@ -47,10 +47,6 @@ Status parse(const Expect& expect, const DLTensor* tensor, int min_rank, int max
                             max_rank > min_rank ? (" to " + std::to_string(max_rank)).c_str() : "", tensor->ndim);
   }
   if (tensor->ndim > 0 && tensor->shape == nullptr) return invalid_argument("%s: its shape is null", name);
-  if (tensor->device.device_type != kDLCPU) {
-    return unsupported("%s lives on DLPack device %d: this build computes on the CPU (1) only; move it there", name,
-                       static_cast<int>(tensor->device.device_type));
-  }
   ONEPASS_RETURN_IF_ERROR(parse_dtype(expect, *tensor, parsed));
   parsed->rank = tensor->ndim;
   bool empty = false;

@@ -25,7 +25,7 @@ struct Parsed {
   void* data = nullptr;  // never null for a given tensor: a stand-in address when planning or when it is empty
 };
 
-/// Rank within [min_rank, max_rank]; last dimension contiguous; no negative stride; element-aligned; CPU memory;
+/// Rank within [min_rank, max_rank]; last dimension contiguous; no negative stride; element-aligned;
 /// offsets that fit 63 bits.
 Status parse(const Expect& expect, const DLTensor* tensor, int min_rank, int max_rank, Parsed* parsed);
 

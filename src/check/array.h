@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "check/device.h"
 #include "check/spec.h"
 #include "core/half.h"
 
@@ -37,6 +38,8 @@ class Array {
     return at[0] * stride_[0] + at[1] * stride_[1] + at[2] * stride_[2] + at[3] * stride_[3];
   }
   void* data() const;
+  /// Elements and guards.
+  Block memory() { return {memory_.data(), 8 * memory_.size()}; }
 
   double get(std::int64_t offset) const { return load_double(data(), dtype_, offset); }
   void set(std::int64_t offset, double x);
@@ -89,6 +92,7 @@ class IntArray {
   explicit IntArray(const std::vector<std::int32_t>& values);
   const std::int32_t* data() const { return memory_.empty() ? nullptr : memory_.data() + kGuard; }
   std::int64_t count() const { return static_cast<std::int64_t>(memory_.size()) - 2 * kGuard; }
+  Block memory() { return {memory_.data(), 4 * memory_.size()}; }
 
  private:
   static constexpr std::int64_t kGuard = 8;

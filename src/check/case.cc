@@ -3,6 +3,7 @@
 #include <cfloat>
 #include <limits>
 
+#include "core/layout.h"
 #include "oracle/oracle.h"
 
 namespace onepass::check {
@@ -15,6 +16,10 @@ Case::Case(const CaseSpec& spec) : spec_(spec) {
   fill_values(*this, random);
   poison_invisible(*this);
   if (spec.pass == Pass::backward) save_forward();
+  const bool packed = spec.varlen();
+  for (const Array* array : {&q, &k, &v, &out, &saved_out, &grad_out, &grad_q, &grad_k, &grad_v}) {
+    problem_.aligned_rows = problem_.aligned_rows && (!*array || rows_aligned(array->tensor(packed)));
+  }
   for (Array* array : inputs()) array->seal();
   for (Array* array : outputs()) array->seal();
 }
@@ -157,6 +162,18 @@ std::vector<Array*> Case::inputs() {
 }
 std::vector<Array*> Case::outputs() {
   return {&out, &lse, &grad_q, &grad_k, &grad_v, &grad_bias, &grad_sinks};
+}
+
+std::vector<Block> Case::memory() {
+  std::vector<Block> blocks;
+  for (Array* array : inputs()) blocks.push_back(array->memory());
+  for (Array* array : outputs()) blocks.push_back(array->memory());
+  for (IntArray* array : {&cu_seqlens_q, &cu_seqlens_k, &q_length, &k_start, &k_length, &q_position}) {
+    blocks.push_back(array->memory());
+  }
+  blocks.push_back({dropout_state.data(), 8 * dropout_state.size()});
+  std::erase_if(blocks, [](const Block& block) { return block.bytes == 0; });
+  return blocks;
 }
 
 void Case::reset() {

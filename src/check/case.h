@@ -19,6 +19,9 @@ class Case {
   ForwardOperands forward_operands() const;
   BackwardOperands backward_operands() const;
 
+  /// What of it a device has to hold.
+  std::vector<Block> memory();
+
   /// Outputs back to NaN, guards back to their pattern.
   void reset();
   /// True if the inputs hold what the spec's seed draws.

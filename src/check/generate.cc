@@ -127,6 +127,15 @@ void draw_modifiers(Random& random, CaseSpec& s) {
   }
 }
 
+/// Makes every row of `dim` elements, or of 8 more or less, begin at a multiple of 8 elements.
+void align_rows(Layout& layout, std::int64_t dim) {
+  const auto up = [](std::int64_t n) { return static_cast<int>(round_up(n, 8)); };
+  layout.gap[2] = up(dim + layout.gap[2]) - static_cast<int>(dim);
+  layout.gap[1] = up(layout.gap[1]);
+  layout.gap[0] = up(layout.gap[0]);
+  layout.start = up(layout.start);
+}
+
 }  // namespace
 
 CaseSpec random_spec(std::uint64_t seed, const Limits& limits) {
@@ -140,7 +149,7 @@ CaseSpec random_spec(std::uint64_t seed, const Limits& limits) {
   draw_sizes(random, limits, s);
   draw_sequences(random, s);
   if (random.chance(0.8)) draw_mask(random, s);
-  if (!limits.plain && random.chance(0.7)) draw_modifiers(random, s);
+  if (!limits.plain && !limits.cuda && random.chance(0.7)) draw_modifiers(random, s);
   s.out_f32 = s.pass != Pass::backward && s.dtype != DType::f64 && random.chance(0.15);
   s.lse = s.pass == Pass::backward || random.chance(0.9);
   s.grad_lse = random.chance(0.3);
@@ -148,11 +157,19 @@ CaseSpec random_spec(std::uint64_t seed, const Limits& limits) {
     s.values = random.pick(
         {Values::wide, Values::deep, Values::equal, Values::steep, Values::rising, Values::denormal, Values::special});
   }
+  if (limits.cuda && s.values == Values::special) s.values = Values::normal;
   s.layout_q = draw_layout(random, false);
   s.layout_k = draw_layout(random, false);
   s.layout_v = draw_layout(random, false);
   s.layout_out = draw_layout(random, true);
   if (random.chance(0.2)) s.row_gap = static_cast<int>(random.between(1, 9));
+  if (limits.cuda && random.chance(0.5)) {
+    // In a backward dO is laid out as q and O as out, dQ as out, dK as k and dV as v.
+    s.head_dim_v = s.head_dim_v / 8 * 8 + s.head_dim % 8;
+    if (s.head_dim_v > limits.max_head_dim) s.head_dim_v -= 8;
+    if (s.head_dim_v == 0) s.head_dim_v = 8;
+    for (Layout* layout : {&s.layout_q, &s.layout_k, &s.layout_v, &s.layout_out}) align_rows(*layout, s.head_dim);
+  }
   return s;
 }
 

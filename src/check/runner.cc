@@ -21,6 +21,7 @@ class Workspace {
     std::memset(data(), 0xff, size);
   }
   unsigned char* data() const { return first_ + kGuardBytes; }
+  Block memory() const { return {first_, size_ + 2 * kGuardBytes}; }
   bool intact() const {
     for (std::size_t n = 0; n < kGuardBytes; ++n) {
       if (first_[n] != kGuard || data()[size_ + n] != kGuard) return false;
@@ -61,19 +62,39 @@ Report check_backward(Case& c, const Reference& reference, const BackwardRunner&
 }
 
 bool serves(const Kernel& kernel, const Case& c) {
-  const CaseSpec& s = c.spec();
-  if ((kernel.pass == Pass::backward) != (s.pass == Pass::backward)) return false;
-  if (kernel.pass == Pass::decode && s.seq_q > 16) return false;
-  return (kernel.dtypes >> static_cast<int>(s.dtype) & 1u) != 0 && s.head_dim <= kernel.max_head_dim &&
-         s.head_dim_v <= kernel.max_head_dim;
+  return mismatch(kernel, c.problem()) == nullptr;
 }
 
 namespace {
+
+/// The same on copies in device memory, brought back for the comparison.
+Report run_on_device(const Kernel& kernel, Case& c, const Reference& reference, const Workspace& workspace,
+                     Launch launch) {
+  const auto run = [&](auto operands, auto kernel_run) -> Status {
+    std::vector<Block> blocks = c.memory();
+    blocks.push_back(workspace.memory());
+    const DeviceMirror mirror(blocks);
+    ONEPASS_RETURN_IF_ERROR(mirror.status());
+    launch.workspace = mirror.at(workspace.data());
+    ONEPASS_RETURN_IF_ERROR(kernel_run(mirror.at(c.problem()), mirror.at(operands), launch));
+    return mirror.download();
+  };
+  Report report =
+      c.spec().pass == Pass::backward
+          ? check_backward(c, reference,
+                           [&](const Problem&, const BackwardOperands& x) { return run(x, kernel.backward); })
+          : check_forward(c, reference,
+                          [&](const Problem&, const ForwardOperands& x) { return run(x, kernel.forward); });
+  report.name = std::string(kernel.name) + " " + report.name;
+  if (!workspace.intact()) report.faults.push_back("written outside the workspace");
+  return report;
+}
 
 Report run_kernel(const Kernel& kernel, Case& c, const Reference& reference, int threads) {
   const std::size_t size = kernel.workspace(c.problem(), threads);
   const Workspace workspace(size);
   const Launch launch = {.workspace = workspace.data(), .workspace_size = size, .threads = threads};
+  if (kernel.backend == Backend::cuda) return run_on_device(kernel, c, reference, workspace, launch);
   Report report =
       c.spec().pass == Pass::backward
           ? check_backward(c, reference,

@@ -64,7 +64,7 @@ std::vector<const Kernel*> runnable_kernels(Pass pass) {
   std::vector<const Kernel*> list;
   for (const Kernel& kernel : kernels()) {
     const bool same = (kernel.pass == Pass::backward) == (pass == Pass::backward);
-    if (same && can_run(kernel, this_cpu())) list.push_back(&kernel);
+    if (same && can_run_here(kernel)) list.push_back(&kernel);
   }
   return list;
 }

@@ -111,4 +111,10 @@ bool overlap(const Layout& a, const Layout& b) {
   return true;
 }
 
+bool rows_aligned(const Tensor& operand) {
+  const auto multiple = [&](std::int64_t stride) { return stride * dtype_size(operand.dtype) % 16 == 0; };
+  return reinterpret_cast<std::uintptr_t>(operand.data) % 16 == 0 && multiple(operand.stride_batch) &&
+         multiple(operand.stride_seq) && multiple(operand.stride_head);
+}
+
 }  // namespace onepass

@@ -32,4 +32,7 @@ bool overlaps_itself(const Layout& layout);
 /// strides' common divisor nor a bounded search decides, the answer is true.
 bool overlap(const Layout& a, const Layout& b);
 
+/// True if every row of the operand begins at a multiple of 16 bytes.
+bool rows_aligned(const Tensor& operand);
+
 }  // namespace onepass

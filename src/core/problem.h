@@ -87,7 +87,9 @@ struct Problem {
   std::int64_t head_dim = 0, head_dim_v = 0;
   MaskSpec mask;
   ScoreSpec score;
-  int deterministic = -1;  // -1: the kernel's default
+  int deterministic = -1;    // -1: the kernel's default
+  bool on_device = false;    // operands and length arrays are in CUDA memory, which the host never reads
+  bool aligned_rows = true;  // every row of every operand begins at a multiple of 16 bytes
 
   ONEPASS_INLINE std::int64_t group() const { return heads_kv > 0 ? heads_q / heads_kv : 1; }
   ONEPASS_INLINE std::int64_t kv_head(std::int64_t head) const { return head / group(); }

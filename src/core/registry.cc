@@ -6,6 +6,9 @@
 
 #include "core/work.h"
 #include "cpu/kernel.h"
+#if defined(ONEPASS_CUDA)
+#include "cuda/kernel.h"
+#endif
 #include "oracle/oracle.h"
 
 namespace onepass {
@@ -32,6 +35,16 @@ Status oracle_backward(const Problem& problem, const BackwardOperands& operands,
   return oracle::backward(problem, operands, oracle::Precision::exact, false);
 }
 
+#if defined(ONEPASS_CUDA)
+constexpr unsigned dtype_bit(DType dtype) {
+  return 1u << static_cast<int>(dtype);
+}
+template <class Operands, auto kRun>
+Status run_cuda(const Problem& problem, const Operands& operands, const Launch& launch) {
+  return nothing_to_write(problem, operands) ? Status{} : kRun(problem, operands, launch);
+}
+#endif
+
 #define ONEPASS_ROW_HEAD(name, pass, isa, dtypes, max_head_dim) \
 #name, Pass::pass, Backend::cpu, #isa, dtypes, max_head_dim, 0
 #define ONEPASS_ROW_forward(isa) &cpu::isa::forward_workspace, &run_forward<&cpu::isa::forward>, nullptr
@@ -54,6 +67,25 @@ Status oracle_backward(const Problem& problem, const BackwardOperands& operands,
 #define ONEPASS_CPU_KERNEL(name, pass, isa, dtypes, max_head_dim) \
   ONEPASS_ROW_##isa(name, pass, isa, dtypes, max_head_dim)
 
+#if defined(ONEPASS_CUDA)
+#define ONEPASS_CUDA_RUN_forward(name) &run_cuda<ForwardOperands, &cuda::name::run>, nullptr
+#define ONEPASS_CUDA_RUN_backward(name) nullptr, &run_cuda<BackwardOperands, &cuda::name::run>
+#define ONEPASS_CUDA_KERNEL(name, pass, arch, dtype, head_dim, head_dim_v) \
+  Kernel{#name,                                                            \
+         Pass::pass,                                                       \
+         Backend::cuda,                                                    \
+         #arch,                                                            \
+         dtype_bit(DType::dtype),                                          \
+         head_dim,                                                         \
+         0,                                                                \
+         &cuda::name::workspace,                                           \
+         ONEPASS_CUDA_RUN_##pass(name),                                    \
+         &cuda::name::tiles,                                               \
+         head_dim_v},
+#else
+#define ONEPASS_CUDA_KERNEL(...)
+#endif
+
 constexpr auto kTable = std::to_array<Kernel>({
 #include "core/kernels.def"
 });
@@ -67,20 +99,12 @@ bool decode_shaped(const Problem& p) {
   return p.seq_q <= 16 && p.seq_k >= 128;
 }
 
-/// Why `kernel` does not serve `problem`, or null. Not whether the machine can run it.
-const char* mismatch(const Kernel& kernel, const Problem& problem) {
-  const bool same_pass = kernel.pass == problem.pass ||
-                         (kernel.pass == Pass::decode && problem.pass == Pass::forward) ||
-                         (kernel.pass == Pass::forward && problem.pass == Pass::decode);
-  if (!same_pass) return "another pass";
-  if ((kernel.dtypes >> static_cast<int>(problem.dtype) & 1u) == 0) return "dtype";
-  if (max_of(problem.head_dim, problem.head_dim_v) > kernel.max_head_dim) return "head_dim";
-  if (kernel.pass == Pass::decode && problem.seq_q > 16) return "more than 16 query rows";
-  return nullptr;
-}
-
 std::string_view arch_of(const Kernel& kernel) {
   return kernel.arch;
+}
+
+bool has_modifiers(const ScoreSpec& score) {
+  return score.modified() || score.sinks;
 }
 
 /// Runs, but a later row is better: why, or null.
@@ -106,9 +130,28 @@ const Kernel* find_kernel(std::string_view name) {
   return nullptr;
 }
 
+const char* mismatch(const Kernel& kernel, const Problem& problem) {
+  const bool same_pass = kernel.pass == problem.pass ||
+                         (kernel.pass == Pass::decode && problem.pass == Pass::forward) ||
+                         (kernel.pass == Pass::forward && problem.pass == Pass::decode);
+  if (!same_pass) return "another pass";
+  if ((kernel.dtypes >> static_cast<int>(problem.dtype) & 1u) == 0) return "dtype";
+  if (problem.head_dim > kernel.max_head_dim) return "head_dim";
+  if (problem.head_dim_v > kernel.max_head_dim_v) return "head_dim_v";
+  if (kernel.pass == Pass::decode && problem.seq_q > 16) return "more than 16 query rows";
+  if (kernel.backend == Backend::cuda && has_modifiers(problem.score)) return "softcap, ALiBi, bias, sinks or dropout";
+  if (arch_of(kernel) == "sm90" && !problem.aligned_rows) return "rows that are not 16-byte aligned";
+  return nullptr;
+}
+
 bool can_run(const Kernel& kernel, const Machine& machine) {
   if (kernel.backend != machine.backend) return false;
   const std::string_view arch = arch_of(kernel);
+  if (kernel.backend == Backend::cuda) {
+    // Code for sm_90a runs on 9.0 alone; code for sm_80 on it and, as PTX, on anything newer.
+    const bool capable = arch == "sm90" ? machine.compute_capability == 90 : machine.compute_capability >= 80;
+    return capable && kernel.tiles().shared_bytes <= machine.shared_bytes;
+  }
   if (arch == "avx2") return machine.avx2;
   if (arch == "avx512") return machine.avx512;
   if (arch == "avx512bf16") return machine.avx512 && machine.avx512bf16;
@@ -116,12 +159,59 @@ bool can_run(const Kernel& kernel, const Machine& machine) {
   return true;  // portable, oracle
 }
 
+bool can_run_here(const Kernel& kernel) {
+  if (kernel.backend == Backend::cpu) return can_run(kernel, this_cpu());
+  Machine gpu;
+  return this_gpu(0, &gpu).ok() && can_run(kernel, gpu);
+}
+
+#if !defined(ONEPASS_CUDA)
+Status this_gpu(int, Machine*) {
+  return unsupported("this build computes on the CPU only; `./dev build-cuda` makes one with the CUDA kernels");
+}
+#endif
+
+namespace {
+
+/// Why no row serves the problem on this machine.
+Status none_serves(const Problem& p, const Machine& machine) {
+  if (machine.backend == Backend::cuda) {
+    if (machine.compute_capability < 80) {
+      return unsupported("CUDA kernels need compute capability 8.0 or more: this device has %d.%d; compute on the CPU",
+                         machine.compute_capability / 10, machine.compute_capability % 10);
+    }
+    if (has_modifiers(p.score)) {
+      return unsupported("softcap, ALiBi, bias, sinks and dropout are not served in CUDA memory; compute on the CPU");
+    }
+  }
+  std::int64_t largest = 0;
+  for (const Kernel& row : kTable) {
+    if (row.backend != machine.backend || arch_of(row) == "oracle" || !can_run(row, machine) ||
+        (row.dtypes >> static_cast<int>(p.dtype) & 1u) == 0 ||
+        (row.pass == Pass::backward) != (p.pass == Pass::backward)) {
+      continue;
+    }
+    largest = max_of(largest, row.max_head_dim);
+  }
+  return unsupported("no kernel serves head_dim %" PRId64 " and head_dim_v %" PRId64 " of %s: the largest is %" PRId64
+                     "%s",
+                     p.head_dim, p.head_dim_v, dtype_name(p.dtype), largest,
+                     largest == 0 ? ", that is, none of this dtype; nearest: float32" : "");
+}
+
+}  // namespace
+
 Status select_kernel(const Problem& problem, const Machine& machine, const char* forced, const Kernel** kernel,
                      std::string* why) {
   if (forced != nullptr) {
     const Kernel* found = find_kernel(forced);
     if (found == nullptr) {
       return invalid_argument("kernel: there is none named '%.64s'; `onepass info` lists them", forced);
+    }
+    if (found->backend != machine.backend) {
+      return unsupported(
+          "kernel %s computes in %s memory, where the operands are not; move them, or leave `kernel` out", forced,
+          found->backend == Backend::cuda ? "CUDA" : "host");
     }
     if (!can_run(*found, machine)) {
       return unsupported("kernel %s needs %s, which this machine lacks; leave `kernel` out to have one chosen", forced,
@@ -137,8 +227,8 @@ Status select_kernel(const Problem& problem, const Machine& machine, const char*
     if (why != nullptr) *why += std::string(forced) + ": asked for by name\n";
     return {};
   }
-  std::int64_t largest = 0;
   for (const Kernel& row : kTable) {
+    if (row.backend != machine.backend) continue;
     const char* reason = mismatch(row, problem);
     if (reason == nullptr && !can_run(row, machine)) reason = "this machine cannot run it";
     if (reason == nullptr) reason = not_preferred(row, problem, machine);
@@ -147,11 +237,9 @@ Status select_kernel(const Problem& problem, const Machine& machine, const char*
       if (why != nullptr) *why += std::string(row.name) + ": the first row of kernels.def that serves it\n";
       return {};
     }
-    if (row.backend == machine.backend && arch_of(row) != "oracle") largest = max_of(largest, row.max_head_dim);
     if (why != nullptr && row.pass == problem.pass) *why += std::string(row.name) + ": " + reason + "\n";
   }
-  return unsupported("no kernel serves head_dim %" PRId64 " and head_dim_v %" PRId64 " of %s: the largest is %" PRId64,
-                     problem.head_dim, problem.head_dim_v, dtype_name(problem.dtype), largest);
+  return none_serves(problem, machine);
 }
 
 }  // namespace onepass

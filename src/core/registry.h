@@ -7,6 +7,7 @@
 
 #include "core/problem.h"
 #include "core/status.h"
+#include "core/tiles.h"
 
 namespace onepass {
 
@@ -28,22 +29,32 @@ struct Kernel {
   std::size_t (*workspace)(const Problem&, int threads);
   Status (*forward)(const Problem&, const ForwardOperands&, const Launch&);    // forward and decode kernels
   Status (*backward)(const Problem&, const BackwardOperands&, const Launch&);  // backward kernels
+  Tiles (*tiles)() = nullptr;                                                  // CUDA kernels
+  std::int64_t max_head_dim_v = max_head_dim;
 };
 
 /// What the machine can run. Tests make these up.
 struct Machine {
   Backend backend = Backend::cpu;
   bool avx2 = false, avx512 = false, avx512bf16 = false, amx = false;
-  bool fast_bf16_dot = false;  // vdpbf16ps outruns the float32 FMA: AMD's cores, not Intel's up to Sapphire Rapids
-  int compute_capability = 0;  // CUDA: 90 for 9.0
+  bool fast_bf16_dot = false;     // vdpbf16ps outruns the float32 FMA: AMD's cores, not Intel's up to Sapphire Rapids
+  int compute_capability = 0;     // CUDA: 90 for 9.0
+  std::int64_t shared_bytes = 0;  // CUDA: shared memory that a thread block may ask for
 };
 
 /// This machine's CPU, detected once.
 const Machine& this_cpu();
+/// A GPU of this machine by its CUDA ordinal; a refusal without CUDA in the build, or without that GPU.
+Status this_gpu(int ordinal, Machine* machine);
 
 std::span<const Kernel> kernels();
 const Kernel* find_kernel(std::string_view name);
 bool can_run(const Kernel& kernel, const Machine& machine);
+/// On this CPU, or on this machine's first GPU.
+bool can_run_here(const Kernel& kernel);
+
+/// Why `kernel` does not serve `problem`, or null. Not whether the machine can run it.
+const char* mismatch(const Kernel& kernel, const Problem& problem);
 
 /// The kernel for a problem: the one named in `forced`, if any, else the first row that serves it. The reasons for
 /// passing over better rows are appended to *why, if given, one line each.

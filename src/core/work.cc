@@ -16,7 +16,12 @@ double sum_of_clamped(std::int64_t n, std::int64_t shift, std::int64_t limit) {
 
 }  // namespace
 
-double visible_pairs(const Problem& p) {
+double visible_pairs(const Problem& problem) {
+  Problem p = problem;
+  if (p.on_device) {  // lengths that the host cannot see: the declared maxima stand in
+    MaskSpec& m = p.mask;
+    m.cu_seqlens_q = m.cu_seqlens_k = m.q_length = m.k_start = m.k_length = m.q_position = nullptr;
+  }
   double pairs = 0;
   for (std::int64_t b = 0; b < p.batch; ++b) {
     const Sequence s = p.sequence(b);

@@ -5,8 +5,8 @@
 
 namespace onepass {
 
-/// Visible (query, key) pairs of one head, over the whole batch, exactly. Where length arrays are absent (planning),
-/// every sequence has the declared maximum.
+/// Visible (query, key) pairs of one head, over the whole batch, exactly. Where length arrays are absent (planning) or
+/// in device memory, every sequence has the declared maximum.
 double visible_pairs(const Problem& problem);
 
 /// FLOPs by the papers' convention: forward 2 pairs heads_q (head_dim + head_dim_v), backward 2 pairs heads_q

@@ -1,0 +1,96 @@
+#include "check/device.h"
+
+#if defined(ONEPASS_CUDA)
+#include <cuda_runtime.h>
+#endif
+
+namespace onepass::check {
+
+#if defined(ONEPASS_CUDA)
+namespace {
+
+Status status_of(cudaError_t error, const char* what) {
+  return error == cudaSuccess ? Status() : device_error("CUDA: %s: %s", what, cudaGetErrorString(error));
+}
+
+}  // namespace
+
+DeviceMirror::DeviceMirror(const std::vector<Block>& blocks) : blocks_(blocks) {
+  constexpr std::size_t kAlignment = 256;
+  std::size_t size = 0;
+  for (const Block& block : blocks_) {
+    offsets_.push_back(size);
+    size += (block.bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  void* memory = nullptr;
+  uploaded_ = status_of(cudaMalloc(&memory, size + 1), "memory for a case");
+  if (!uploaded_.ok()) return;
+  memory_.reset(memory, [](void* p) { cudaFree(p); });
+  for (std::size_t n = 0; n < blocks_.size() && uploaded_.ok(); ++n) {
+    uploaded_ = status_of(
+        cudaMemcpy(static_cast<char*>(memory) + offsets_[n], blocks_[n].data, blocks_[n].bytes, cudaMemcpyHostToDevice),
+        "upload");
+  }
+}
+
+Status DeviceMirror::download() const {
+  ONEPASS_RETURN_IF_ERROR(status_of(cudaDeviceSynchronize(), "kernel"));
+  for (std::size_t n = 0; n < blocks_.size(); ++n) {
+    ONEPASS_RETURN_IF_ERROR(status_of(cudaMemcpy(blocks_[n].data, static_cast<char*>(memory_.get()) + offsets_[n],
+                                                 blocks_[n].bytes, cudaMemcpyDeviceToHost),
+                                      "download"));
+  }
+  return {};
+}
+#else
+DeviceMirror::DeviceMirror(const std::vector<Block>&) : uploaded_(unsupported("this build computes on the CPU only")) {}
+Status DeviceMirror::download() const {
+  return uploaded_;
+}
+#endif
+
+const void* DeviceMirror::find(const void* host) const {
+  const auto* address = static_cast<const char*>(host);
+  for (std::size_t n = 0; n < blocks_.size(); ++n) {
+    const auto* begin = static_cast<const char*>(blocks_[n].data);
+    if (address >= begin && address <= begin + blocks_[n].bytes && memory_ != nullptr) {
+      return static_cast<const char*>(memory_.get()) + offsets_[n] + (address - begin);
+    }
+  }
+  return host;
+}
+
+Problem DeviceMirror::at(const Problem& problem) const {
+  Problem p = problem;
+  p.on_device = true;
+  MaskSpec& m = p.mask;
+  for (const std::int32_t** array :
+       {&m.cu_seqlens_q, &m.cu_seqlens_k, &m.q_length, &m.k_start, &m.k_length, &m.q_position}) {
+    *array = at(*array);
+  }
+  p.score.alibi_slopes.data = at(p.score.alibi_slopes.data);
+  p.score.bias.data = at(p.score.bias.data);
+  p.score.sinks.data = at(p.score.sinks.data);
+  p.score.dropout.state = at(p.score.dropout.state);
+  return p;
+}
+
+ForwardOperands DeviceMirror::at(const ForwardOperands& operands) const {
+  ForwardOperands o = operands;
+  for (Tensor* tensor : {&o.q, &o.k, &o.v, &o.out}) tensor->data = at(tensor->data);
+  o.lse.data = at(o.lse.data);
+  return o;
+}
+
+BackwardOperands DeviceMirror::at(const BackwardOperands& operands) const {
+  BackwardOperands o = operands;
+  for (Tensor* tensor : {&o.q, &o.k, &o.v, &o.out, &o.grad_out, &o.grad_q, &o.grad_k, &o.grad_v}) {
+    tensor->data = at(tensor->data);
+  }
+  for (RowTensor* rows : {&o.lse, &o.grad_lse}) rows->data = at(rows->data);
+  o.grad_bias.data = at(o.grad_bias.data);
+  o.grad_sinks.data = at(o.grad_sinks.data);
+  return o;
+}
+
+}  // namespace onepass::check
