@@ -1,5 +1,6 @@
 #include "attention.h"
 
+#include <chrono>
 #include <string_view>
 
 namespace onepass::cli {
@@ -75,40 +76,47 @@ Result<nlohmann::ordered_json> Attention::explain(onepass_pass_t pass) const {
 }
 
 Call::Call(const Attention& a, onepass_pass_t which) : pass(which) {
+  const auto tensor = [&](const Array& array) -> const DLTensor* {
+    const DLTensor* given = array.dl();
+    if (given == nullptr || !a.on_device) return given;
+    DLTensor& placed = placed_.emplace_back(*given);
+    placed.device = {kDLCUDA, 0};
+    return &placed;
+  };
   options.causal = a.causal ? 1 : 0;
   options.align = a.align;
   options.window_left = a.window_left;
   options.window_right = a.window_right;
-  options.cu_seqlens_q = a.cu_seqlens_q.dl();
-  options.cu_seqlens_k = a.cu_seqlens_k.dl();
+  options.cu_seqlens_q = tensor(a.cu_seqlens_q);
+  options.cu_seqlens_k = tensor(a.cu_seqlens_k);
   options.max_seqlen_q = a.max_seqlen_q;
   options.max_seqlen_k = a.max_seqlen_k;
-  options.q_length = a.q_length.dl();
-  options.k_start = a.k_start.dl();
-  options.k_length = a.k_length.dl();
-  options.q_position = a.q_position.dl();
+  options.q_length = tensor(a.q_length);
+  options.k_start = tensor(a.k_start);
+  options.k_length = tensor(a.k_length);
+  options.q_position = tensor(a.q_position);
   options.scale = a.scale;
   options.softcap = a.softcap;
-  options.alibi_slopes = a.alibi.dl();
-  options.bias = a.bias.dl();
-  options.sinks = a.sinks.dl();
+  options.alibi_slopes = tensor(a.alibi);
+  options.bias = tensor(a.bias);
+  options.sinks = tensor(a.sinks);
   options.deterministic = a.deterministic;
   options.threads = a.threads;
   options.kernel = kernel_for(a.kernel, pass);
 
   forward.options = backward.options = decode.options = &options;
-  forward.q = backward.q = decode.q = a.q.dl();
-  forward.k = backward.k = decode.k_cache = a.k.dl();
-  forward.v = backward.v = decode.v_cache = a.v.dl();
-  forward.out = backward.out = decode.out = a.out.dl();
-  forward.lse = backward.lse = decode.lse = a.lse.dl();
-  backward.grad_out = a.grad_out.dl();
-  backward.grad_q = a.grad_q.dl();
-  backward.grad_k = a.grad_k.dl();
-  backward.grad_v = a.grad_v.dl();
-  backward.grad_bias = a.grad_bias.dl();
-  backward.grad_sinks = a.grad_sinks.dl();
-  decode.cache_seqlens = a.cache_seqlens.dl();
+  forward.q = backward.q = decode.q = tensor(a.q);
+  forward.k = backward.k = decode.k_cache = tensor(a.k);
+  forward.v = backward.v = decode.v_cache = tensor(a.v);
+  forward.out = backward.out = decode.out = tensor(a.out);
+  forward.lse = backward.lse = decode.lse = tensor(a.lse);
+  backward.grad_out = tensor(a.grad_out);
+  backward.grad_q = tensor(a.grad_q);
+  backward.grad_k = tensor(a.grad_k);
+  backward.grad_v = tensor(a.grad_v);
+  backward.grad_bias = tensor(a.grad_bias);
+  backward.grad_sinks = tensor(a.grad_sinks);
+  decode.cache_seqlens = tensor(a.cache_seqlens);
 }
 
 const void* Call::args() const {
@@ -119,11 +127,36 @@ const void* Call::args() const {
   }
 }
 
-Status Runner::prepare(const Attention& attention, onepass_pass_t pass) {
+std::vector<check::Block> Call::blocks() const {
+  std::vector<check::Block> list;
+  for (const DLTensor& tensor : placed_) {
+    std::size_t bytes = tensor.dtype.bits / 8u;
+    for (int i = 0; i < tensor.ndim; ++i) bytes *= static_cast<std::size_t>(tensor.shape[i]);
+    if (tensor.data != nullptr && bytes > 0) list.push_back({tensor.data, bytes});
+  }
+  return list;
+}
+
+void Call::move(const std::function<void*(void*)>& place) {
+  for (DLTensor& tensor : placed_) tensor.data = place(tensor.data);
+}
+
+Status Runner::prepare(const Attention& attention, onepass_pass_t pass,
+                       std::shared_ptr<const check::DeviceMirror> shared) {
   call_ = std::make_unique<Call>(attention, pass);
   std::size_t size = 0;
   ONEPASS_RETURN_IF_ERROR(status_of(onepass_workspace_size(pass, call_->args(), &size)));
-  if (static_cast<double>(size) < memory_available()) workspace_ = aligned_memory(size);
+  if (attention.on_device) {
+    workspace_ = check::device_memory(size);
+    shared_ = std::move(shared);
+    std::vector<check::Block> blocks = call_->blocks();
+    if (shared_) std::erase_if(blocks, [&](const check::Block& block) { return shared_->holds(block.data); });
+    own_ = std::make_shared<check::DeviceMirror>(blocks);
+    ONEPASS_RETURN_IF_ERROR(own_->status());
+    call_->move([&](void* host) { return own_->holds(host) || !shared_ ? own_->at(host) : shared_->at(host); });
+  } else if (static_cast<double>(size) < memory_available()) {
+    workspace_ = aligned_memory(size);
+  }
   if (workspace_ == nullptr) return no_memory(static_cast<double>(size), "the workspace");
   call_->forward.workspace = call_->backward.workspace = call_->decode.workspace = workspace_.get();
   call_->forward.workspace_size = call_->backward.workspace_size = call_->decode.workspace_size = size;
@@ -136,6 +169,28 @@ Status Runner::run() const {
     case ONEPASS_DECODE: return status_of(onepass_decode(&call_->decode));
     default: return status_of(onepass_forward(&call_->forward));
   }
+}
+
+Status Runner::fetch() const {
+  return own_ ? own_->download() : Status{};
+}
+
+Result<double> Runner::seconds(int calls) const {
+  if (own_) {
+    double seconds = 0;
+    ONEPASS_RETURN_IF_ERROR(check::time_on_device(
+        [this](void* stream) {
+          call_->options.stream = stream;
+          const Status status = run();
+          call_->options.stream = nullptr;
+          return status;
+        },
+        calls, &seconds));
+    return seconds;
+  }
+  const auto start = std::chrono::steady_clock::now();
+  for (int i = 0; i < calls; ++i) ONEPASS_RETURN_IF_ERROR(run());
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / calls;
 }
 
 }  // namespace onepass::cli

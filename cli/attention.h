@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cmath>
+#include <deque>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "array.h"
+#include "check/device.h"
 
 namespace onepass::cli {
 
@@ -22,7 +24,8 @@ struct Attention {
   std::int64_t max_seqlen_q = 0, max_seqlen_k = 0;
   double scale = NAN, softcap = 0;
   int deterministic = -1, threads = 0;
-  std::string kernel;  // empty: chosen. Forces the pass that it serves, leaves the other one free
+  bool on_device = false;  // computed on copies in CUDA memory
+  std::string kernel;      // empty: chosen. Forces the pass that it serves, leaves the other one free
 
   bool packed() const { return static_cast<bool>(cu_seqlens_q) || static_cast<bool>(cu_seqlens_k); }
   std::vector<std::int64_t> out_shape() const;
@@ -43,24 +46,37 @@ struct Call {
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
   const void* args() const;
+  /// Host memory of the tensors that are to lie on the device, and their move to where `place` says.
+  std::vector<check::Block> blocks() const;
+  void move(const std::function<void*(void*)>& place);
 
   onepass_pass_t pass;
   onepass_options_t options = ONEPASS_OPTIONS_INIT;
   onepass_forward_args_t forward = ONEPASS_FORWARD_ARGS_INIT;
   onepass_backward_args_t backward = ONEPASS_BACKWARD_ARGS_INIT;
   onepass_decode_args_t decode = ONEPASS_DECODE_ARGS_INIT;
+
+ private:
+  std::deque<DLTensor> placed_;  // on the device
 };
 
 /// A call with its workspace, to run as often as one likes.
 class Runner {
  public:
-  Status prepare(const Attention& attention, onepass_pass_t pass);
+  /// On the device, tensors that `shared` holds are used there, the others are uploaded.
+  Status prepare(const Attention& attention, onepass_pass_t pass,
+                 std::shared_ptr<const check::DeviceMirror> shared = nullptr);
+  /// Runs the call; on the device, launches it.
   Status run() const;
-  const Call& call() const { return *call_; }
+  /// Brings the results of a call on the device back to the attention's arrays.
+  Status fetch() const;
+  /// Seconds a call, over `calls` of them.
+  Result<double> seconds(int calls) const;
 
  private:
   std::unique_ptr<Call> call_;
-  std::shared_ptr<std::byte> workspace_;
+  std::shared_ptr<void> workspace_;
+  std::shared_ptr<const check::DeviceMirror> shared_, own_;  // on the device only
 };
 
 /// The library's refusal as a Status.

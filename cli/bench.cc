@@ -40,8 +40,8 @@ Result<std::vector<Shape>> choose_shapes(const BenchOptions& o) {
     const std::vector<std::string>& names = suite_names();
     if (std::find(names.begin(), names.end(), suite) == names.end()) {
       const std::string near = nearest(suite, names);
-      return usage_error("--suite must be one of quick cpu decode: got '%s'; nearest: %s", printable(suite, 40).c_str(),
-                         near.empty() ? "quick" : near.c_str());
+      return usage_error("--suite must be one of quick cpu decode gpu: got '%s'; nearest: %s",
+                         printable(suite, 40).c_str(), near.empty() ? "quick" : near.c_str());
     }
     if (o.has_sizes()) return usage_error("--suite %s has sizes of its own; nearest: leave out --suite", suite.c_str());
     for (Shape shape : suite_shapes(suite)) {
@@ -144,7 +144,7 @@ void add_bench(CLI::App& app) {
   auto options = std::make_shared<BenchOptions>();
   CLI::App* command = app.add_subcommand("bench", "timings: a suite, or explicit shapes (every size may be a list)");
   add_common_options(*command, *options);
-  command->add_option("--suite", options->suite, "quick (default), cpu or decode")->type_name("NAME");
+  command->add_option("--suite", options->suite, "quick (default), cpu, decode or gpu")->type_name("NAME");
   command
       ->add_option_function<std::string>(
           "--pass",

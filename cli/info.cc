@@ -1,6 +1,7 @@
 // onepass info: version, build, CPU features, GPUs, kernels.
 #include <memory>
 
+#include "check/device.h"
 #include "command.h"
 #include "core/registry.h"
 #include "cpu/parallel.h"
@@ -47,7 +48,10 @@ Status run_info(const Options& options) {
                     {"max_head_dim", info.max_head_dim},
                     {"available", info.available != 0}});
   }
-  report += any_cuda ? "CUDA      compiled in\n" : "CUDA      not compiled in\n";
+  report += !any_cuda ? "CUDA      not compiled in\n"
+            : check::gpu_name().empty()
+                ? "CUDA      compiled in; no GPU here\n"
+                : format("GPU       %s, driver for CUDA %s\n", check::gpu_name().c_str(), check::gpu_driver().c_str());
   return print(options, report + "\n" + table.text(), std::move(rows));
 }
 

@@ -252,6 +252,7 @@ void Options::apply(Attention& attention) const {
   attention.softcap = softcap;
   attention.deterministic = deterministic ? 1 : -1;
   attention.threads = threads;
+  attention.on_device = backend == "cuda";
 }
 
 Result<std::int64_t> single(const std::vector<std::int64_t>& list, const char* option, std::int64_t otherwise) {

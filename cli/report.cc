@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <ctime>
 
+#include "check/device.h"
 #include "io/output_file.h"
 
 namespace onepass::cli {
@@ -104,7 +105,12 @@ nlohmann::ordered_json json_object(const Options& options, nlohmann::ordered_jso
   object["onepass"] = onepass_version();
   object["commit"] = build_commit();
   object["date"] = date_now();
-  object["device"] = {{"name", cpu_name()}, {"backend", "cpu"}, {"threads", threads}, {"driver", nullptr}};
+  if (options.backend == "cuda") {
+    object["device"] = {
+        {"name", check::gpu_name()}, {"backend", "cuda"}, {"threads", threads}, {"driver", check::gpu_driver()}};
+  } else {
+    object["device"] = {{"name", cpu_name()}, {"backend", "cpu"}, {"threads", threads}, {"driver", nullptr}};
+  }
   object["rows"] = std::move(rows);
   return object;
 }

@@ -1,5 +1,4 @@
 // onepass run: attention on tensors from files.
-#include <chrono>
 #include <memory>
 
 #include "command.h"
@@ -20,31 +19,23 @@ struct PassResult {
   bool ok = true;
 };
 
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
 Result<PassResult> run_pass(const Attention& attention, onepass_pass_t pass, bool check) {
   PassResult result{.pass = pass, .plan = {}, .timing = {}, .verdicts = {}};
   ONEPASS_ASSIGN(result.plan, attention.explain(pass));
   Runner runner;
   ONEPASS_RETURN_IF_ERROR(runner.prepare(attention, pass));
-  const auto timed = [&]() -> Result<double> {
-    const auto start = std::chrono::steady_clock::now();
-    ONEPASS_RETURN_IF_ERROR(runner.run());
-    return seconds_since(start);
-  };
   // A first call pays for page faults and waking threads; a short one is repeated for half a second at most.
-  ONEPASS_ASSIGN(double seconds, timed());
+  ONEPASS_ASSIGN(double seconds, runner.seconds(1));
   std::vector<double> samples = {seconds};
   for (double spent = seconds; spent < 0.5 && samples.size() < 21; spent += seconds) {
-    ONEPASS_ASSIGN(seconds, timed());
+    ONEPASS_ASSIGN(seconds, runner.seconds(1));
     samples.push_back(seconds);
   }
   if (samples.size() > 1) samples.erase(samples.begin());
   result.timing = summarise(std::move(samples));
+  ONEPASS_RETURN_IF_ERROR(runner.fetch());
   if (!check) return result;
-  ONEPASS_ASSIGN(result.verdicts, verify(runner));
+  ONEPASS_ASSIGN(result.verdicts, verify(attention, pass));
   for (const Verdict& verdict : result.verdicts) result.ok = result.ok && verdict.ok;
   return result;
 }

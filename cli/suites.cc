@@ -62,6 +62,30 @@ std::vector<Shape> cpu_suite() {
   return shapes;
 }
 
+/// The papers' grid for GPUs: 16,384 tokens in all, heads times head_dim 2,048.
+std::vector<Shape> gpu_suite() {
+  std::vector<Shape> shapes;
+  for (const onepass_pass_t pass : {ONEPASS_FORWARD, ONEPASS_BACKWARD}) {
+    for (const std::int64_t head_dim : {64, 128, 256}) {
+      for (const bool causal : {false, true}) {
+        for (std::int64_t seq = 512; seq <= 16384; seq *= 2) {
+          shapes.push_back({.pass = pass,
+                            .dtype = bf16,
+                            .batch = 16384 / seq,
+                            .seq_q = seq,
+                            .seq_k = seq,
+                            .heads_q = 2048 / head_dim,
+                            .heads_kv = 2048 / head_dim,
+                            .head_dim = head_dim,
+                            .head_dim_v = head_dim,
+                            .causal = causal});
+        }
+      }
+    }
+  }
+  return shapes;
+}
+
 /// One token against a cache, grouped-query.
 std::vector<Shape> decode_suite() {
   std::vector<Shape> shapes;
@@ -83,12 +107,12 @@ std::vector<Shape> decode_suite() {
 }  // namespace
 
 const std::vector<std::string>& suite_names() {
-  static const std::vector<std::string> names = {"quick", "cpu", "decode"};
+  static const std::vector<std::string> names = {"quick", "cpu", "decode", "gpu"};
   return names;
 }
 
 std::vector<Shape> suite_shapes(const std::string& name) {
-  return name == "cpu" ? cpu_suite() : name == "decode" ? decode_suite() : quick_suite();
+  return name == "cpu" ? cpu_suite() : name == "decode" ? decode_suite() : name == "gpu" ? gpu_suite() : quick_suite();
 }
 
 }  // namespace onepass::cli

@@ -1,7 +1,6 @@
 #include "timing.h"
 
 #include <algorithm>
-#include <chrono>
 #include <map>
 
 #include "report.h"
@@ -9,13 +8,7 @@
 namespace onepass::cli {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr double kShortestSample = 200e-6;  // seconds
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 std::size_t padded_bytes(const Array& array) {
   const std::uint64_t bytes = bytes_of(array.shape(), array.type()).value_or(std::uint64_t{1} << 62);
@@ -67,7 +60,8 @@ std::size_t Cell::own_bytes() const {
   return shape_.pass == ONEPASS_BACKWARD ? padded_bytes(attention_.out) + padded_bytes(attention_.lse) : 0;
 }
 
-Status Cell::prepare(std::shared_ptr<std::byte> inputs, std::shared_ptr<std::byte> outputs) {
+Status Cell::prepare(std::shared_ptr<std::byte> inputs, std::shared_ptr<std::byte> outputs,
+                     const std::shared_ptr<const check::DeviceMirror>& device) {
   Attention& a = attention_;
   Placer in(std::move(inputs)), out(std::move(outputs));
   for (Array* array : {&a.q, &a.k, &a.v, &a.grad_out}) in.place(*array);
@@ -78,31 +72,31 @@ Status Cell::prepare(std::shared_ptr<std::byte> inputs, std::shared_ptr<std::byt
                          static_cast<long long>(capacity));
     ONEPASS_ASSIGN(a.cache_seqlens, Array::allocate(ElementType::i32, {a.q.size(0)}));
     std::fill_n(a.cache_seqlens.as<std::int32_t>(), a.q.size(0), static_cast<std::int32_t>(capacity));
-    reads_ = CacheReads(a, keys_, plan_["threads"].get<int>());
+    if (!a.on_device) reads_ = CacheReads(a, keys_, plan_["threads"].get<int>());
   }
   if (shape_.pass != ONEPASS_BACKWARD) {
     out.place(a.out);
     out.place(a.lse);
-    return runner_.prepare(a, shape_.pass);
+    return runner_.prepare(a, shape_.pass, device);
   }
   ONEPASS_RETURN_IF_ERROR(a.allocate_outputs(ONEPASS_FORWARD));
   Runner forward;
-  ONEPASS_RETURN_IF_ERROR(forward.prepare(a, ONEPASS_FORWARD));
+  ONEPASS_RETURN_IF_ERROR(forward.prepare(a, ONEPASS_FORWARD, device));
   ONEPASS_RETURN_IF_ERROR(forward.run());
+  ONEPASS_RETURN_IF_ERROR(forward.fetch());
   for (Array* array : {&a.grad_q, &a.grad_k, &a.grad_v}) out.place(*array);
-  return runner_.prepare(a, ONEPASS_BACKWARD);
+  return runner_.prepare(a, ONEPASS_BACKWARD, device);
 }
 
 Result<double> Cell::sample() {
   if (calls_ == 0) {
     ONEPASS_RETURN_IF_ERROR(runner_.run());  // cold
-    const Clock::time_point start = Clock::now();
-    ONEPASS_RETURN_IF_ERROR(runner_.run());
-    calls_ = static_cast<int>(std::clamp(kShortestSample / std::max(seconds_since(start), 1e-9), 1.0, 1000.0));
+    ONEPASS_ASSIGN(const double once, runner_.seconds(1));
+    // A GPU's clock settles over milliseconds.
+    const double shortest = attention_.on_device ? 6e-3 : kShortestSample;
+    calls_ = static_cast<int>(std::clamp(shortest / std::max(once, 1e-9), 1.0, 1000.0));
   }
-  const Clock::time_point start = Clock::now();
-  for (int i = 0; i < calls_; ++i) ONEPASS_RETURN_IF_ERROR(runner_.run());
-  return seconds_since(start) / calls_;
+  return runner_.seconds(calls_);
 }
 
 Status prepare_cells(std::vector<std::unique_ptr<Cell>>& cells, std::uint64_t seed) {
@@ -128,9 +122,16 @@ Status prepare_cells(std::vector<std::unique_ptr<Cell>>& cells, std::uint64_t se
     fill_normal(array, seed);
     blocks[dtype] = array.memory();
   }
+  std::shared_ptr<const check::DeviceMirror> device;
+  if (!cells.empty() && cells[0]->on_device()) {
+    std::vector<check::Block> shared = {{output_block.get(), outputs}};
+    for (const auto& [dtype, block] : blocks) shared.push_back({block.get(), inputs[dtype]});
+    device = std::make_shared<check::DeviceMirror>(shared);
+    ONEPASS_RETURN_IF_ERROR(device->status());
+  }
   Progress progress("preparing", cells.size());
   for (std::size_t i = 0; i < cells.size(); ++i) {
-    ONEPASS_RETURN_IF_ERROR(cells[i]->prepare(blocks[cells[i]->shape().dtype], output_block));
+    ONEPASS_RETURN_IF_ERROR(cells[i]->prepare(blocks[cells[i]->shape().dtype], output_block, device));
     progress.set(i + 1);
   }
   return {};

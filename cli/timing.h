@@ -25,8 +25,9 @@ class Cell {
   std::size_t shared_bytes() const;
   std::size_t own_bytes() const;
   /// Puts the operands into `inputs` (N(0,1) of the cell's dtype) and `outputs`, each at least shared_bytes() long; for
-  /// a backward, runs the forward.
-  Status prepare(std::shared_ptr<std::byte> inputs, std::shared_ptr<std::byte> outputs);
+  /// a backward, runs the forward. `device` holds the copies of both where the cell runs on the GPU.
+  Status prepare(std::shared_ptr<std::byte> inputs, std::shared_ptr<std::byte> outputs,
+                 const std::shared_ptr<const check::DeviceMirror>& device);
 
   /// Seconds a call, over as many calls as make the clock's steps small.
   Result<double> sample();
@@ -34,6 +35,7 @@ class Cell {
   /// Times plain reads of the same caches, if this is a decode.
   void sample_reads() { reads_.sample(); }
 
+  bool on_device() const { return attention_.on_device; }
   const Shape& shape() const { return shape_; }
   const CacheReads& reads() const { return reads_; }
   const nlohmann::ordered_json& plan() const { return plan_; }

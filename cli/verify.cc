@@ -214,11 +214,14 @@ std::vector<Output> outputs_of(const api::Request& r) {
 
 }  // namespace
 
-Result<std::vector<Verdict>> verify(const Runner& runner) {
-  const Call& call = runner.call();
-  api::Request request;
-  ONEPASS_RETURN_IF_ERROR(call.pass == ONEPASS_BACKWARD ? api::make_request(call.backward, false, &request)
-                                                        : api::make_request(call.forward, false, &request));
+Result<std::vector<Verdict>> verify(const Attention& attention, onepass_pass_t pass) {
+  Attention on_host = attention;
+  on_host.on_device = false;
+  on_host.kernel.clear();
+  const Call call(on_host, pass);
+  api::Request request;  // planned: its operands are all that the reference needs
+  ONEPASS_RETURN_IF_ERROR(pass == ONEPASS_BACKWARD ? api::make_request(call.backward, true, &request)
+                                                   : api::make_request(call.forward, true, &request));
   std::vector<Output> outputs = outputs_of(request);
   for (Output& o : outputs) {
     ONEPASS_ASSIGN(o.exact, stand_in(o, o.is_lse ? DType::f32 : DType::f64));

@@ -16,7 +16,7 @@ struct Verdict {
   bool ok = true;
 };
 
-/// Judges what the runner's last call wrote. Slow: the reference takes one row at a time.
-Result<std::vector<Verdict>> verify(const Runner& runner);
+/// Judges what a call wrote into the attention's arrays. Slow: the reference takes one row at a time.
+Result<std::vector<Verdict>> verify(const Attention& attention, onepass_pass_t pass);
 
 }  // namespace onepass::cli

@@ -100,13 +100,29 @@ std::string explain(const Request& request) {
   json.integer("workspace_bytes", static_cast<std::int64_t>(request.workspace_needed));
   json.number("score_matrix_bytes", 4.0 * static_cast<double>(p.batch) * static_cast<double>(p.heads_q) *
                                         static_cast<double>(p.seq_q) * static_cast<double>(p.seq_k));
-  json.text("deterministic", "always: the same bits in every run and for any number of threads");
   const std::string_view arch = kernel.arch;
-  json.lines("path", std::string("src/api/c_api.cc\nsrc/core/registry.cc\nsrc/core/kernels.def\n") +
-                         (arch == "oracle" ? "src/oracle/" : "src/cpu/") + file +
-                         (arch == "avx512bf16" ? "_bf16.cc"
-                          : arch == "amx"      ? "_amx.cc"
-                                               : ".cc"));
+  std::string path = "src/api/c_api.cc\nsrc/core/registry.cc\nsrc/core/kernels.def\n";
+  if (kernel.backend == Backend::cuda) {
+    const Tiles tiles = kernel.tiles();
+    json.integer("block_q", tiles.block_q);
+    json.integer("block_k", tiles.block_k);
+    json.integer("stages", tiles.stages);
+    json.integer("block_threads", tiles.threads);
+    json.integer("shared_bytes", tiles.shared_bytes);
+    json.text("deterministic", kernel.pass == Pass::backward
+                                   ? "by option: the default adds up dQ in whatever order the blocks come"
+                                   : "always: the same bits in every run");
+    const std::string folder = std::string("src/cuda/") + (arch == "sm86" ? "sm80" : kernel.arch) + "/";
+    const std::string stem = folder + file + (p.dtype == DType::f32 ? "_f32" : "");
+    path += stem + "_launch.cuh\n" + stem + ".cuh";
+  } else {
+    json.text("deterministic", "always: the same bits in every run and for any number of threads");
+    path += (arch == "oracle" ? "src/oracle/" : "src/cpu/") + std::string(file) +
+            (arch == "avx512bf16" ? "_bf16.cc"
+             : arch == "amx"      ? "_amx.cc"
+                                  : ".cc");
+  }
+  json.lines("path", path);
   json.lines("why", request.why);
   return json.close();
 }

@@ -2,6 +2,8 @@
 
 #if defined(ONEPASS_CUDA)
 #include <cuda_runtime.h>
+
+#include "cuda/host/device.h"
 #endif
 
 namespace onepass::check {
@@ -42,10 +44,74 @@ Status DeviceMirror::download() const {
   }
   return {};
 }
+std::shared_ptr<void> device_memory(std::size_t bytes) {
+  void* memory = nullptr;
+  if (cudaMalloc(&memory, bytes + 1) != cudaSuccess) {
+    cudaGetLastError();
+    return nullptr;
+  }
+  return {memory, [](void* p) { cudaFree(p); }};
+}
+
+Status time_on_device(const std::function<Status(void* stream)>& run, int calls, double* seconds) {
+  struct Handles {
+    cudaStream_t stream = nullptr;
+    cudaEvent_t first = nullptr, last = nullptr;
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t replay = nullptr;
+    ~Handles() {
+      if (replay != nullptr) cudaGraphExecDestroy(replay);
+      if (graph != nullptr) cudaGraphDestroy(graph);
+      if (last != nullptr) cudaEventDestroy(last);
+      if (first != nullptr) cudaEventDestroy(first);
+      if (stream != nullptr) cudaStreamDestroy(stream);
+    }
+  } h;
+  const auto check = [](cudaError_t error) { return status_of(error, "timing"); };
+  ONEPASS_RETURN_IF_ERROR(check(cudaStreamCreateWithFlags(&h.stream, cudaStreamNonBlocking)));
+  ONEPASS_RETURN_IF_ERROR(check(cudaEventCreate(&h.first)));
+  ONEPASS_RETURN_IF_ERROR(check(cudaEventCreate(&h.last)));
+  ONEPASS_RETURN_IF_ERROR(check(cudaStreamBeginCapture(h.stream, cudaStreamCaptureModeThreadLocal)));
+  Status status;
+  for (int n = 0; n < calls && status.ok(); ++n) status = run(h.stream);
+  const Status captured = check(cudaStreamEndCapture(h.stream, &h.graph));
+  ONEPASS_RETURN_IF_ERROR(status);
+  ONEPASS_RETURN_IF_ERROR(captured);
+  ONEPASS_RETURN_IF_ERROR(check(cudaGraphInstantiate(&h.replay, h.graph, 0)));
+  ONEPASS_RETURN_IF_ERROR(check(cudaGraphLaunch(h.replay, h.stream)));
+  ONEPASS_RETURN_IF_ERROR(check(cudaEventRecord(h.first, h.stream)));
+  ONEPASS_RETURN_IF_ERROR(check(cudaGraphLaunch(h.replay, h.stream)));
+  ONEPASS_RETURN_IF_ERROR(check(cudaEventRecord(h.last, h.stream)));
+  ONEPASS_RETURN_IF_ERROR(check(cudaStreamSynchronize(h.stream)));
+  float milliseconds = 0;
+  ONEPASS_RETURN_IF_ERROR(check(cudaEventElapsedTime(&milliseconds, h.first, h.last)));
+  *seconds = 1e-3 * static_cast<double>(milliseconds) / calls;
+  return {};
+}
+
+std::string gpu_name() {
+  cuda::DeviceInfo info;
+  return cuda::device_count() > 0 && cuda::device_info(0, &info).ok() ? info.name : std::string();
+}
+std::string gpu_driver() {
+  return cuda::driver_version();
+}
 #else
 DeviceMirror::DeviceMirror(const std::vector<Block>&) : uploaded_(unsupported("this build computes on the CPU only")) {}
 Status DeviceMirror::download() const {
   return uploaded_;
+}
+std::shared_ptr<void> device_memory(std::size_t) {
+  return nullptr;
+}
+Status time_on_device(const std::function<Status(void* stream)>&, int, double*) {
+  return unsupported("this build computes on the CPU only");
+}
+std::string gpu_name() {
+  return {};
+}
+std::string gpu_driver() {
+  return {};
 }
 #endif
 

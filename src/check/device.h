@@ -1,6 +1,7 @@
 // Copies of a case in CUDA memory, so that a GPU kernel runs on the same operands, guards around them included.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -24,6 +25,7 @@ class DeviceMirror {
   DeviceMirror& operator=(const DeviceMirror&) = delete;
   const Status& status() const { return uploaded_; }
 
+  bool holds(const void* host) const { return find(host) != host; }
   /// Where a pointer into a block lies on the device; other pointers (null, say) stay as they are.
   template <class T>
   T* at(T* host) const {
@@ -44,5 +46,16 @@ class DeviceMirror {
   std::shared_ptr<void> memory_;
   Status uploaded_;
 };
+
+/// Uninitialised device memory that frees itself, 256-byte aligned; null if there is none.
+std::shared_ptr<void> device_memory(std::size_t bytes);
+
+/// Seconds a call of `run(stream)`, which launches work: `calls` of them captured into a graph, replayed once to warm
+/// up and once between two events.
+Status time_on_device(const std::function<Status(void* stream)>& run, int calls, double* seconds);
+
+/// "NVIDIA H200" and the driver's CUDA version, of the first GPU; empty without one.
+std::string gpu_name();
+std::string gpu_driver();
 
 }  // namespace onepass::check
