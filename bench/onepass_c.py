@@ -55,7 +55,8 @@ class KernelInfo(c.Structure):
 def _descriptor(t):
     code, bits = TYPES[t.dtype]
     sizes = c.c_int64 * t.dim()
-    return DLTensor(t.data_ptr(), 1, 0, t.dim(), code, bits, 1, sizes(*t.shape), sizes(*t.stride()), 0)
+    device = (2, t.device.index) if t.is_cuda else (1, 0)
+    return DLTensor(t.data_ptr(), *device, t.dim(), code, bits, 1, sizes(*t.shape), sizes(*t.stride()), 0)
 
 
 class Library:
@@ -78,12 +79,15 @@ class Library:
             setattr(args, name, c.pointer(_descriptor(tensor)))
         size = c.c_size_t()
         self._check(self.lib.onepass_workspace_size(which, c.byref(args), c.byref(size)))
-        workspace = torch.empty(size.value + 64, dtype=torch.uint8)
+        device = next(tensor.device for tensor in tensors.values())
+        workspace = torch.empty(size.value + 64, dtype=torch.uint8, device=device)
         args.workspace = (workspace.data_ptr() + 63) // 64 * 64
         args.workspace_size = size.value
         function, reference = getattr(self.lib, FUNCTIONS[which]), c.byref(args)
 
         def call(keep=(workspace, tensors, args, o)):
+            if device.type == "cuda":
+                o.stream = torch.cuda.current_stream().cuda_stream
             if function(reference) != 0:
                 self._check(1)
 

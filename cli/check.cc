@@ -1,6 +1,5 @@
 // onepass check: random and adversarial cases on every kernel of this machine, against the float64 reference.
 #include <algorithm>
-#include <iterator>
 #include <memory>
 #include <string_view>
 
@@ -36,12 +35,12 @@ Result<unsigned> dtype_bits(const Options& options) {
 }
 
 /// The kernels asked for, or all that this machine runs but the reference itself.
-Result<std::vector<const Kernel*>> choose_kernels(const Options& options, Pass pass) {
+Result<std::vector<const Kernel*>> choose_kernels(const Options& options, Pass pass, Backend backend) {
   std::vector<const Kernel*> chosen;
-  for (const Kernel* kernel : check::runnable_kernels(pass)) {
+  const bool wanted = options.backend == "auto" || (options.backend == "cuda") == (backend == Backend::cuda);
+  for (const Kernel* kernel : check::runnable_kernels(pass, backend)) {
     const bool named = std::find(options.kernels.begin(), options.kernels.end(), kernel->name) != options.kernels.end();
-    const bool backend = options.backend == "auto" || (options.backend == "cuda") == (kernel->backend == Backend::cuda);
-    if (named || (options.kernels.empty() && backend && std::string_view(kernel->arch) != "oracle"))
+    if (named || (options.kernels.empty() && wanted && std::string_view(kernel->arch) != "oracle"))
       chosen.push_back(kernel);
   }
   return chosen;
@@ -89,13 +88,9 @@ Status run_check(const CheckOptions& options) {
 
   std::vector<check::Tally> tallies;
   for (const onepass_pass_t pass : options.passes) {
-    ONEPASS_ASSIGN(const std::vector<const Kernel*> kernels, choose_kernels(options, core_pass(pass)));
-    if (kernels.empty()) continue;
     for (const Backend backend : {Backend::cpu, Backend::cuda}) {
-      std::vector<const Kernel*> list;
-      std::copy_if(kernels.begin(), kernels.end(), std::back_inserter(list),
-                   [&](const Kernel* kernel) { return kernel->backend == backend; });
-      if (list.empty()) continue;
+      ONEPASS_ASSIGN(const std::vector<const Kernel*> kernels, choose_kernels(options, core_pass(pass), backend));
+      if (kernels.empty()) continue;
       const int threads = options.threads > 0 ? options.threads : std::max(2, cpu::default_threads());
       check::Sweep sweep;
       sweep.limits.pass = core_pass(pass);
@@ -106,7 +101,7 @@ Status run_check(const CheckOptions& options) {
       sweep.threads = threads == 1 || backend == Backend::cuda ? std::vector<int>{1} : std::vector<int>{1, threads};
       Progress progress(pass_name(pass), static_cast<std::size_t>(options.cases));
       sweep.progress = [&](int done) { progress.set(static_cast<std::size_t>(done)); };
-      for (check::Tally& tally : check::run_sweep(list, sweep)) merge(tallies, std::move(tally));
+      for (check::Tally& tally : check::run_sweep(kernels, sweep)) merge(tallies, std::move(tally));
     }
   }
   if (tallies.empty())

@@ -116,6 +116,13 @@ const DLTensor* AbiCall::ints(const IntArray& array) {
   return describe(array.data(), {kDLInt, 32, 1}, {array.count()}, {1});
 }
 
+void AbiCall::move(const DeviceMirror& mirror) {
+  for (Described& described : tensors_) {
+    described.tensor.data = mirror.at(described.tensor.data);
+    described.tensor.device = {kDLCUDA, 0};
+  }
+}
+
 Status AbiCall::run() {
   const bool is_backward = pass_ == Pass::backward;
   const void* args = is_backward ? static_cast<const void*>(&backward) : &forward;

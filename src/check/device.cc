@@ -28,22 +28,28 @@ DeviceMirror::DeviceMirror(const std::vector<Block>& blocks) : blocks_(blocks) {
   uploaded_ = status_of(cudaMalloc(&memory, size + 1), "memory for a case");
   if (!uploaded_.ok()) return;
   memory_.reset(memory, [](void* p) { cudaFree(p); });
-  for (std::size_t n = 0; n < blocks_.size() && uploaded_.ok(); ++n) {
-    uploaded_ = status_of(
-        cudaMemcpy(static_cast<char*>(memory) + offsets_[n], blocks_[n].data, blocks_[n].bytes, cudaMemcpyHostToDevice),
-        "upload");
-  }
+  uploaded_ = upload(blocks_);
 }
 
-Status DeviceMirror::download() const {
+Status DeviceMirror::upload(const std::vector<Block>& blocks) const {
+  for (std::size_t n = 0; n < blocks_.size(); ++n) {
+    ONEPASS_RETURN_IF_ERROR(status_of(cudaMemcpy(static_cast<char*>(memory_.get()) + offsets_[n], blocks[n].data,
+                                                 blocks_[n].bytes, cudaMemcpyHostToDevice),
+                                      "upload"));
+  }
+  return {};
+}
+
+Status DeviceMirror::download(const std::vector<Block>& blocks) const {
   ONEPASS_RETURN_IF_ERROR(status_of(cudaDeviceSynchronize(), "kernel"));
   for (std::size_t n = 0; n < blocks_.size(); ++n) {
-    ONEPASS_RETURN_IF_ERROR(status_of(cudaMemcpy(blocks_[n].data, static_cast<char*>(memory_.get()) + offsets_[n],
+    ONEPASS_RETURN_IF_ERROR(status_of(cudaMemcpy(blocks[n].data, static_cast<char*>(memory_.get()) + offsets_[n],
                                                  blocks_[n].bytes, cudaMemcpyDeviceToHost),
                                       "download"));
   }
   return {};
 }
+
 std::shared_ptr<void> device_memory(std::size_t bytes) {
   void* memory = nullptr;
   if (cudaMalloc(&memory, bytes + 1) != cudaSuccess) {
@@ -98,7 +104,10 @@ std::string gpu_driver() {
 }
 #else
 DeviceMirror::DeviceMirror(const std::vector<Block>&) : uploaded_(unsupported("this build computes on the CPU only")) {}
-Status DeviceMirror::download() const {
+Status DeviceMirror::download(const std::vector<Block>&) const {
+  return uploaded_;
+}
+Status DeviceMirror::upload(const std::vector<Block>&) const {
   return uploaded_;
 }
 std::shared_ptr<void> device_memory(std::size_t) {

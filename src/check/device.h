@@ -35,8 +35,12 @@ class DeviceMirror {
   ForwardOperands at(const ForwardOperands& operands) const;
   BackwardOperands at(const BackwardOperands& operands) const;
 
-  /// Waits for the device and copies every block back. Errors of kernels surface here.
-  Status download() const;
+  /// Waits for the device and copies every block back, into `blocks` of the same sizes if given. Errors of kernels
+  /// surface here.
+  Status download() const { return download(blocks_); }
+  Status download(const std::vector<Block>& blocks) const;
+  /// Replaces what the device holds by other blocks of the same sizes.
+  Status upload(const std::vector<Block>& blocks) const;
 
  private:
   const void* find(const void* host) const;

@@ -60,11 +60,11 @@ std::vector<Tally> run_sweep(std::span<const Kernel* const> kernels, const Sweep
   return tallies;
 }
 
-std::vector<const Kernel*> runnable_kernels(Pass pass) {
+std::vector<const Kernel*> runnable_kernels(Pass pass, Backend backend) {
   std::vector<const Kernel*> list;
   for (const Kernel& kernel : kernels()) {
     const bool same = (kernel.pass == Pass::backward) == (pass == Pass::backward);
-    if (same && can_run_here(kernel)) list.push_back(&kernel);
+    if (same && kernel.backend == backend && can_run_here(kernel)) list.push_back(&kernel);
   }
   return list;
 }

@@ -30,7 +30,8 @@ struct Sweep {
 /// Runs the cases on every kernel of the list that serves them. One tally for each kernel and dtype that had a case.
 std::vector<Tally> run_sweep(std::span<const Kernel* const> kernels, const Sweep& sweep);
 
-/// The kernels of this machine for a pass; forwards and decodes count as each other's where their rows say so.
-std::vector<const Kernel*> runnable_kernels(Pass pass);
+/// The kernels of this machine for a pass, by the CPU or by its first GPU; forwards and decodes count as each other's
+/// where their rows say so.
+std::vector<const Kernel*> runnable_kernels(Pass pass, Backend backend = Backend::cpu);
 
 }  // namespace onepass::check

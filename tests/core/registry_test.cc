@@ -102,6 +102,42 @@ TEST(Registry, RefusalsSayWhatIsWrongAndWhatWouldDo) {
   EXPECT_EQ(select_kernel(p, kOld, nullptr, &kernel).code(), ONEPASS_UNSUPPORTED);
 }
 
+#if defined(ONEPASS_CUDA)
+Machine gpu(int compute_capability, std::int64_t shared_bytes) {
+  Machine m;
+  m.backend = Backend::cuda;
+  m.compute_capability = compute_capability;
+  m.shared_bytes = shared_bytes;
+  return m;
+}
+const Machine kTuring = gpu(75, 64 * 1024), kH100 = gpu(90, kSharedBytes90);
+
+TEST(Registry, CudaRefusals) {
+  EXPECT_NE(chosen(problem(Pass::forward, DType::bf16), kTuring).find("8.0 or more: this device has 7.5"),
+            std::string::npos);
+  Problem p = problem(Pass::forward, DType::bf16);
+  p.score.softcap = 5;
+  EXPECT_NE(chosen(p, kH100).find("compute on the CPU"), std::string::npos);
+  EXPECT_NE(chosen(problem(Pass::forward, DType::f64), kH100).find("float32"), std::string::npos);
+  EXPECT_NE(chosen(problem(Pass::forward, DType::bf16), kH100, "fwd_cpu_portable").find("host memory"),
+            std::string::npos);
+}
+
+TEST(Registry, CudaTilesFitTheirDevice) {
+  for (const Kernel& kernel : kernels()) {
+    if (kernel.backend != Backend::cuda) continue;
+    const std::string_view arch = kernel.arch;
+    const Tiles tiles = kernel.tiles();
+    EXPECT_LE(tiles.shared_bytes, arch == "sm90"   ? kSharedBytes90
+                                  : arch == "sm80" ? kSharedBytes80
+                                                   : kSharedBytes86)
+        << kernel.name;
+    EXPECT_GT(tiles.block_q, 0) << kernel.name;
+    EXPECT_EQ(tiles.threads % 32, 0) << kernel.name;
+  }
+}
+#endif
+
 TEST(Registry, WorkspaceIsPlannedForAnySize) {
   // Host planning only: no division by zero, no overflow, whatever the sizes.
   for (const Kernel& kernel : kernels()) {

@@ -1,0 +1,161 @@
+// Every CUDA row against the float64 reference: random cases, every length around its tiles, adversarial scores.
+#include "cuda/cuda_kit.h"
+
+namespace onepass {
+namespace {
+
+using namespace cuda_kit;
+
+class CudaKernel : public testing::TestWithParam<const Kernel*> {};
+INSTANTIATE_TEST_SUITE_P(Rows, CudaKernel, testing::ValuesIn(all_rows()), row_name);
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(CudaKernel);
+
+TEST_P(CudaKernel, RandomCases) {
+  const Kernel* kernel = GetParam();
+  ONEPASS_NEEDS_GPU_FOR(kernel);
+  check::Sweep sweep;
+  sweep.limits.pass = kernel->pass;
+  sweep.limits.dtypes = kernel->dtypes;
+  sweep.limits.max_head_dim = kernel->max_head_dim;
+  sweep.limits.cuda = true;
+  sweep.first_seed = kit::first_seed();
+  sweep.cases = kit::scaled(200);
+  kit::expect_sweep({kernel}, sweep);
+}
+
+/// Longer sequences: several tiles on both sides, more tiles than multiprocessors.
+TEST_P(CudaKernel, RandomLongCases) {
+  const Kernel* kernel = GetParam();
+  ONEPASS_NEEDS_GPU_FOR(kernel);
+  check::Sweep sweep;
+  sweep.limits.pass = kernel->pass;
+  sweep.limits.dtypes = kernel->dtypes;
+  sweep.limits.max_head_dim = kernel->max_head_dim;
+  sweep.limits.max_seq = 1500;
+  sweep.limits.work = 6e7;
+  sweep.limits.cuda = true;
+  sweep.first_seed = kit::first_seed() + 1000;
+  sweep.cases = kit::scaled(30);
+  kit::expect_sweep({kernel}, sweep);
+}
+
+TEST_P(CudaKernel, EveryLengthAroundTheTiles) {
+  const Kernel* kernel = GetParam();
+  ONEPASS_NEEDS_GPU_FOR(kernel);
+  const Tiles tiles = kernel->tiles();
+  const std::int64_t most = 2 * max_of(tiles.block_q, tiles.block_k) + 2;
+  for (std::int64_t n = 1; n <= most; ++n) {
+    for (const bool causal : {false, true}) {
+      CaseSpec spec = sized(*kernel, n, most - n / 2);
+      if (n % 3 == 0) std::swap(spec.seq_q, spec.seq_k);
+      if (n % 3 == 1) spec.seq_k = spec.seq_q;
+      spec.causal = causal;
+      spec.head_dim = spec.head_dim_v = min_of<std::int64_t>(spec.head_dim, 64);
+      expect_right(*kernel, spec);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST_P(CudaKernel, EveryHeadDim) {
+  const Kernel* kernel = GetParam();
+  ONEPASS_NEEDS_GPU_FOR(kernel);
+  for (std::int64_t dim = 1; dim <= kernel->max_head_dim; dim += dim % 8 == 0 ? 3 : 1) {
+    CaseSpec spec = sized(*kernel, 70, 130);
+    spec.head_dim = dim;
+    spec.head_dim_v = min_of(kernel->max_head_dim_v, kernel->max_head_dim + 1 - dim);
+    const bool whole_rows = std::string_view(kernel->arch) == "sm90";
+    // Pitches of whole 16 bytes: a gap behind each head's row.
+    const auto pad = [](std::int64_t d) { return static_cast<int>(round_up(d, 8) - d); };
+    if (whole_rows) {
+      if (kernel->pass == Pass::backward) spec.head_dim_v = dim;  // dO is laid out as Q
+      spec.layout_q.gap[2] = spec.layout_k.gap[2] = pad(spec.head_dim);
+      spec.layout_v.gap[2] = spec.layout_out.gap[2] = pad(spec.head_dim_v);
+    }
+    expect_right(*kernel, spec);
+    if (HasFailure()) return;
+  }
+}
+
+TEST_P(CudaKernel, AdversarialScores) {
+  const Kernel* kernel = GetParam();
+  ONEPASS_NEEDS_GPU_FOR(kernel);
+  using check::Values;
+  for (const Values values :
+       {Values::wide, Values::deep, Values::equal, Values::steep, Values::rising, Values::denormal}) {
+    for (const bool causal : {false, true}) {
+      CaseSpec spec = sized(*kernel, 300, 517);
+      spec.values = values;
+      spec.causal = causal;
+      expect_right(*kernel, spec);
+    }
+  }
+}
+
+/// One key far above the rest, in every tile position: the running maximum must follow wherever it comes.
+TEST_P(CudaKernel, OneKeyFarAboveTheRest) {
+  const Kernel* kernel = GetParam();
+  ONEPASS_NEEDS_GPU_FOR(kernel);
+  const std::int64_t keys = 5 * kernel->tiles().block_k + 3, step = max_of(kernel->tiles().block_k / 4, 1);
+  for (std::int64_t jump = 0; jump < keys; jump += step) {
+    Case c(sized(*kernel, 64, keys));
+    // Queries and that key point one way; the score exceeds the others by hundreds of powers of two.
+    c.q.each([&](const Index&, std::int64_t at) { c.q.set(at, std::abs(c.q.get(at)) + 1); });
+    c.k.each([&](const Index& i, std::int64_t at) {
+      if (i[1] == jump) c.k.set(at, 16);
+    });
+    for (Array* array : {&c.q, &c.k}) array->seal();
+    if (kernel->pass == Pass::backward) {
+      ForwardOperands operands = c.forward_operands();
+      operands.out = c.saved_out.tensor(false);
+      operands.lse = c.saved_lse.row_tensor(false);
+      ASSERT_TRUE(oracle::forward(c.problem(), operands).ok());
+      for (Array* array : {&c.saved_out, &c.saved_lse}) array->seal();
+    }
+    EXPECT_TRUE(kit::passes(check::check_kernel(*kernel, c))) << "key " << jump;
+    if (HasFailure()) return;
+  }
+}
+
+/// Lengths are read when the kernel runs: a captured call replays with other ones.
+TEST_P(CudaKernel, GraphReplaysWithOtherLengths) {
+  const Kernel* kernel = GetParam();
+  ONEPASS_NEEDS_GPU_FOR(kernel);
+  CaseSpec spec = sized(*kernel, 200, 300);
+  spec.batch = 3;
+  spec.heads_q = 4;
+  spec.heads_kv = 2;
+  spec.causal = true;
+  spec.k_length = {300, 0, 170};
+  spec.q_length = {200, 200, 13};
+  Case first(spec);
+  OnDevice call(*kernel, first);
+  ASSERT_TRUE(call.status().ok()) << call.status().text();
+  cudaStream_t stream = nullptr;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t replay = nullptr;
+  ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  const Status captured = call.run(stream);
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  ASSERT_TRUE(captured.ok()) << captured.text();
+  ASSERT_EQ(cudaGraphInstantiate(&replay, graph, 0), cudaSuccess);
+  for (int n = 0; n < 3; ++n) {
+    CaseSpec other = spec;
+    other.k_length = {100 * n, 299 - n, 64};
+    other.q_length = {0, 150 + n, 64 * n};
+    Case now(other);
+    const Reference reference(now);
+    ASSERT_TRUE(call.mirror().upload(now.memory()).ok());
+    ASSERT_EQ(cudaGraphLaunch(replay, stream), cudaSuccess);
+    const Status fetched = call.mirror().download(now.memory());
+    ASSERT_TRUE(fetched.ok()) << fetched.text();
+    EXPECT_TRUE(kit::passes(judged(now, reference))) << kernel->name << " replay " << n;
+  }
+  cudaGraphExecDestroy(replay);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
+}  // namespace
+}  // namespace onepass

@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""Runs the GPU tests from a folder that `./dev gpu-test` packed, on the machine that has the GPU, and writes a report.
+
+    python3 run.py [--sanitize] [--bench] [--jobs N] [--commit HASH]
+
+Needs no package. out/gpu-report.json: commit, device, tests, cases by kernel, failures, findings of compute-sanitizer.
+With --bench and PyTorch there: out/gpu_*.json, by bench/compare_gpu.py.
+"""
+
+import argparse
+import concurrent.futures
+import datetime
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+OUT = HERE / "out"
+SWEEP = re.compile(r"^  (\w+)\s+(f32|f16|bf16)\s+(\d+) cases", re.MULTILINE)
+# What the slow tools look at: every kernel once, few cases.
+REDUCED = "*RandomCases*:*GraphReplays*:CudaCases.C36*:CudaCalls.*"
+TOOLS = {"memcheck": [], "racecheck": ["--racecheck-report", "all"], "synccheck": [], "initcheck": []}
+SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) errors?|RACECHECK SUMMARY: (\d+) hazards? displayed")
+
+
+def shard(index: int, count: int) -> tuple[str, dict]:
+    file = OUT / f"shard{index}.json"
+    environment = os.environ | {"GTEST_TOTAL_SHARDS": str(count), "GTEST_SHARD_INDEX": str(index),
+                                "GTEST_OUTPUT": f"json:{file}"}
+    run = subprocess.run([HERE / "cuda_test"], env=environment, cwd=HERE, capture_output=True, text=True)
+    result = json.loads(file.read_text()) if file.exists() else {"testsuites": [], "crashed": True}
+    file.unlink(missing_ok=True)
+    if run.returncode != 0:
+        print(run.stdout[-6000:], run.stderr[-2000:], sep="\n")
+    return run.stdout, result | {"code": run.returncode}
+
+
+def run_tests(jobs: int) -> dict:
+    report = {"tests": 0, "skipped": 0, "cases": {}, "failures": []}
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        results = list(pool.map(lambda n: shard(n, jobs), range(jobs)))
+    for output, result in results:
+        for name, dtype, count in SWEEP.findall(output):
+            kernels = report["cases"].setdefault(name, {})
+            kernels[dtype] = kernels.get(dtype, 0) + int(count)
+        if result.get("crashed") or (result["code"] != 0 and not result["testsuites"]):
+            report["failures"].append({"test": "a shard ended early", "code": result["code"]})
+        for suite in result["testsuites"]:
+            for test in suite["testsuite"]:
+                report["tests"] += 1
+                report["skipped"] += test.get("result") == "SKIPPED"
+                if test.get("failures"):
+                    report["failures"].append({"test": f"{suite['name']}.{test['name']}",
+                                               "text": test["failures"][0]["failure"][:600]})
+    report["cases"] = dict(sorted(report["cases"].items()))
+    return report
+
+
+def sanitize(tool: str) -> dict:
+    environment = os.environ | {"ONEPASS_TEST_FACTOR": "0.04"}
+    command = ["compute-sanitizer", "--tool", tool, *TOOLS[tool], "./cuda_test", f"--gtest_filter={REDUCED}"]
+    run = subprocess.run(command, env=environment, cwd=HERE, capture_output=True, text=True)
+    text = run.stdout + run.stderr
+    (OUT / f"{tool}.log").write_text(text[-100000:])
+    found = [int(a or b) for a, b in SUMMARY.findall(text)]
+    return {"findings": sum(found) if found else None, "tests": len(re.findall(r"^\[       OK", text, re.MULTILINE)),
+            "failed": len(re.findall(r"^\[  FAILED  \].*ms\)", text, re.MULTILINE))}
+
+
+def device() -> dict:
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    name, driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0].split(", ")
+    return {"name": name, "driver": driver}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sanitize", action="store_true")
+    parser.add_argument("--bench", action="store_true")
+    parser.add_argument("--jobs", type=int, default=min(12, os.cpu_count() or 1))
+    parser.add_argument("--commit", default="unknown")
+    a = parser.parse_args()
+    OUT.mkdir(exist_ok=True)
+    start = time.monotonic()
+    report = {"commit": a.commit, "date": datetime.date.today().isoformat(), "device": device(), **run_tests(a.jobs)}
+    report["seconds"] = round(time.monotonic() - start)
+    if a.sanitize:
+        with concurrent.futures.ThreadPoolExecutor(len(TOOLS)) as pool:
+            report["sanitizers"] = dict(zip(TOOLS, pool.map(sanitize, TOOLS)))
+    (OUT / "gpu-report.json").write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps({k: v for k, v in report.items() if k != "cases"}, indent=1))
+    if a.bench:
+        subprocess.run([sys.executable, HERE / "compare_gpu.py", "--library", HERE / "libonepass.so", "--commit",
+                        a.commit, "--out", OUT / "gpu.json"], check=False)
+    return 1 if report["failures"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
