@@ -34,7 +34,7 @@ def heads_first(x):
 
 def sdpa(backend, q, k, v, causal):
     with sdpa_kernel(BACKENDS[backend]):
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.size(1) != k.size(1))
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
 
 def peer_forward(backend, q, k, v, causal):
@@ -115,7 +115,8 @@ def cell(lib, a, which, dtype, d, seq, causal, kernels):
         options = {"causal": int(causal)}
         if kernel:
             options["kernel"] = kernel.encode()
-        call, why = lib.prepare(FORWARD, {"causal": int(causal)} if which == "bwd" else options, q=q, k=k, v=v, out=out, lse=lse)
+        forward_options = {"causal": int(causal)} if which == "bwd" else options
+        call, why = lib.prepare(FORWARD, forward_options, q=q, k=k, v=v, out=out, lse=lse)
         call()
         if which == "bwd":
             grads = [torch.empty_like(x) for x in (q, k, v)]
@@ -178,7 +179,7 @@ def main():
     parser.add_argument("--hidden", default=2048, type=int)
     parser.add_argument("--peers", default="cudnn,flash,fa3", type=lambda t: t.split(","))
     parser.add_argument("--kernels", default="", type=lambda t: t.split(","),
-                        help="templates of kernels to force beside each other, {pass} {d} {dtype} filled in; empty: chosen")
+                        help="kernels to force beside each other, {pass} {d} {dtype} filled in; empty: chosen")
     parser.add_argument("--rounds", default=5, type=int)
     parser.add_argument("--ms", default=6.0, type=float, help="of each party in a round")
     parser.add_argument("--commit", default="")

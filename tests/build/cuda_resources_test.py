@@ -58,7 +58,9 @@ def main() -> int:
     else:
         print(f"record of nvcc {record['nvcc']}, built by {version}: only spills are compared")
     print(*wrong, sep="\n")
-    print(f"{len(now)} kernels, {len(wrong)} wrong" + (f"; {os.path.relpath(__file__)} {build} --write" if wrong else ""))
+    print(f"{len(now)} kernels, {len(wrong)} wrong")
+    if wrong:
+        print(f"to record what was built: {os.path.relpath(__file__)} {build} --write")
     return 1 if wrong else 0
 
 
