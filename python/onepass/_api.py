@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from . import _core
 from ._explain import Explanation, Kernel, plan
-from ._pack import Gradients, is_torch, pack
+from ._pack import Gradients, check_place, is_torch, pack
 
 
 _torch_module: Any = None
@@ -83,8 +83,8 @@ def attention(
         validate: also check lengths in device memory. Lengths in host memory are always checked.
         return_lse: also return the log-sum-exp.
         deterministic: the same bits in every run. None: torch.use_deterministic_algorithms, else the kernel's default,
-            which on the CPU is always deterministic.
-        backend: 'auto', 'cpu'. It follows the arrays' device.
+            which on the CPU is always deterministic, and on a GPU in the forward.
+        backend: 'auto', 'cpu' or 'cuda'. It follows the arrays' device; one that contradicts them is refused.
         kernel: a name of `kernels()`, to force one.
 
     Returns:
@@ -108,6 +108,8 @@ def attention(
     options = pack(scale, causal, window, align, softcap, alibi_slopes, bias, sinks, dropout_p, dropout_seed,
                    dropout_offset, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, q_length, k_start, k_length,
                    q_position, validate, deterministic, backend, kernel)
+    if backend is not None:
+        check_place(backend, q)
     return _arrays(q).attention(q, k, v, options, return_lse)
 
 
@@ -135,6 +137,7 @@ def attention_backward(grad_out: Any, q: Any, k: Any, v: Any, out: Any, lse: Any
         >>> grads.v.ravel().tolist()
         [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
     """
+    check_place(options.get("backend"), q)
     return _arrays(q).attention_backward(  # type: ignore[no-any-return]
         grad_out, q, k, v, out, lse, grad_lse, pack(**options))
 
@@ -168,6 +171,7 @@ def decode(q: Any, k_cache: Any, v_cache: Any, *, cache_seqlens: Any, block_tabl
     if block_table is not None:
         raise NotImplementedError("block_table: paged caches are not served; pass contiguous caches (batch, capacity, "
                                   "heads_kv, head_dim)")
+    check_place(options.get("backend"), q)
     return _arrays(q).decode(q, k_cache, v_cache, cache_seqlens, k, v, pack(**options), return_lse)
 
 

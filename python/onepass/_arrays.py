@@ -12,7 +12,7 @@ import numpy as np
 
 from . import _core
 from ._pack import (BIAS, CU_SEQLENS_K, CU_SEQLENS_Q, DROPOUT_STATE, MAX_SEQLEN_K, MAX_SEQLEN_Q, SEED, SINKS, TENSORS,
-                    DROPOUT_P, Gradients, is_torch, lse_shape, replaced)
+                    DROPOUT_P, Gradients, is_torch, lse_shape, on_gpu, replaced)
 
 _ARRAY = np.ndarray
 
@@ -40,7 +40,7 @@ def type_name(array: Any) -> str:
 
 def like(q: Any, array: Any) -> Any:
     """`array`, computed in NumPy memory, as an array of q's framework."""
-    if type(q) is _ARRAY or array is None:
+    if type(q) is type(array) or array is None:
         return array
     framework = type_name(q).split(".")[0]
     if framework in ("jax", "jaxlib"):
@@ -70,6 +70,30 @@ def dtype_of(array: Any) -> Any:
         return np.dtype(ml_dtypes.bfloat16)
 
 
+def memory(q: Any) -> Any:
+    """The module that makes arrays where q lies: NumPy, or CuPy on a GPU."""
+    if type(q) is _ARRAY or not on_gpu(q):
+        return np
+    if type_name(q).startswith("cupy"):
+        import cupy
+
+        return cupy
+    raise NotImplementedError(f"{type_name(q)} in CUDA memory: torch tensors and CuPy arrays are served there; hand it "
+                              "over by DLPack, as torch.from_dlpack does")
+
+
+def where(xp: Any) -> Any:
+    """0, for all threads, or CuPy's current stream and allocator."""
+    if xp is np:
+        return 0
+
+    def allocate(count: int) -> tuple[Any, int]:
+        block = xp.empty(count, np.uint8)
+        return block, block.data.ptr
+
+    return xp.cuda.get_current_stream().ptr, allocate
+
+
 def complete(options: tuple[Any, ...]) -> tuple[Any, ...]:
     """Options with what the caller left out: the longest sequence of a packed batch, a seed for dropout."""
     changes: dict[int, Any] = {}
@@ -90,10 +114,11 @@ def attention(q: Any, k: Any, v: Any, options: tuple[Any, ...], return_lse: bool
             raise TypeError("an option is a torch tensor, but q is not: pass all of one framework")
     if options[CU_SEQLENS_Q] is not None or options[CU_SEQLENS_K] is not None or options[DROPOUT_P]:
         options = complete(options)
-    out = np.empty(q.shape[:-1] + v.shape[-1:], q.dtype if type(q) is _ARRAY else dtype_of(q))
+    xp = memory(q)
+    out = xp.empty(q.shape[:-1] + v.shape[-1:], q.dtype if type(q) is _ARRAY else dtype_of(q))
     shape = lse_shape(q.shape) if return_lse else None
-    lse = np.empty(shape, np.float32) if shape is not None else None
-    _core.forward(options, 0, q, k, v, out, lse)
+    lse = xp.empty(shape, np.float32) if shape is not None else None
+    _core.forward(options, where(xp), q, k, v, out, lse)
     return (like(q, out), like(q, lse)) if return_lse else like(q, out)
 
 
@@ -103,9 +128,10 @@ def attention_backward(grad_out: Any, q: Any, k: Any, v: Any, out: Any, lse: Any
     if options[DROPOUT_P] and options[SEED] is None and options[DROPOUT_STATE] is None:
         raise ValueError("dropout_seed: the backward needs the seed that the forward had; pass it to both")
     options = complete(options)
-    grads = Gradients(*(None if x is None else np.empty(np.shape(x), dtype_of(x))
+    xp = memory(q)
+    grads = Gradients(*(None if x is None else xp.empty(np.shape(x), dtype_of(x))
                         for x in (q, k, v, options[BIAS], options[SINKS])))
-    _core.backward(options, 0, q, k, v, out, lse, grad_out, grad_lse, *grads)
+    _core.backward(options, where(xp), q, k, v, out, lse, grad_out, grad_lse, *grads)
     return Gradients(*(like(q, x) for x in grads))
 
 
@@ -118,16 +144,18 @@ def decode(q: Any, k_cache: Any, v_cache: Any, cache_seqlens: Any, k: Any, v: An
             if type_name(cache).startswith("jax"):  # immutable, but not every version exports it as that
                 raise ValueError(f"{name} is written in place and this array is read-only; pass a writable copy")
     if isinstance(cache_seqlens, (int, np.integer)):
-        cache_seqlens = np.full(q.shape[:1], cache_seqlens, np.int32)
-    out = np.empty(q.shape[:-1] + v_cache.shape[-1:], dtype_of(q))
+        cache_seqlens = memory(q).full(q.shape[:1], cache_seqlens, np.int32)
+    xp = memory(q)
+    out = xp.empty(q.shape[:-1] + v_cache.shape[-1:], dtype_of(q))
     shape = lse_shape(q.shape) if return_lse else None
-    lse = np.empty(shape, np.float32) if shape is not None else None
-    _core.decode(options, 0, q, k_cache, v_cache, cache_seqlens, k, v, out, lse)
+    lse = xp.empty(shape, np.float32) if shape is not None else None
+    _core.decode(options, where(xp), q, k_cache, v_cache, cache_seqlens, k, v, out, lse)
     return (like(q, out), like(q, lse)) if return_lse else like(q, out)
 
 
 def merge(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any, Any]:
     check_operands("out_a lse_a out_b lse_b", out_a, lse_a, out_b, lse_b)
-    out, lse = np.empty(out_a.shape, dtype_of(out_a)), np.empty(lse_a.shape, np.float32)
-    _core.merge(out_a, lse_a, out_b, lse_b, out, lse, 0)
+    xp = memory(out_a)
+    out, lse = xp.empty(out_a.shape, dtype_of(out_a)), xp.empty(lse_a.shape, np.float32)
+    _core.merge(out_a, lse_a, out_b, lse_b, out, lse, where(xp))
     return like(out_a, out), like(out_a, lse)

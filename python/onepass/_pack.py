@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any, NamedTuple
 
+from . import _core
+
 # Positions in the tuple; the order is that of python/src/options.h.
 CU_SEQLENS_Q, CU_SEQLENS_K, MAX_SEQLEN_Q, MAX_SEQLEN_K = 4, 5, 6, 7
 ALIBI_SLOPES, BIAS, SINKS, DROPOUT_P, SEED, DROPOUT_STATE, DETERMINISTIC = 14, 15, 16, 17, 18, 20, 21
@@ -25,11 +27,26 @@ class Gradients(NamedTuple):
 
 
 def check_backend(backend: str | None) -> None:
-    if backend in (None, "auto", "cpu"):
-        return
-    if backend == "cuda":
+    if backend not in (None, "auto", "cpu", "cuda"):
+        raise ValueError(f"backend must be 'auto', 'cpu' or 'cuda': got {backend!r}")
+    if backend == "cuda" and not any(row[1] == "cuda" for row in _core.kernels()):
         raise NotImplementedError("backend='cuda': this build has CPU kernels only; nearest: backend='cpu'")
-    raise ValueError(f"backend must be 'auto', 'cpu' or 'cuda': got {backend!r}")
+
+
+def on_gpu(array: Any) -> bool:
+    """True for an array in CUDA memory."""
+    device = getattr(array, "device", None)
+    if hasattr(device, "type"):  # torch
+        return bool(device.type == "cuda")
+    dlpack_device = getattr(array, "__dlpack_device__", None)
+    return dlpack_device is not None and dlpack_device()[0] == 2
+
+
+def check_place(backend: str | None, array: Any) -> None:
+    """The backend follows the arrays: one that contradicts them is refused."""
+    if backend in ("cpu", "cuda") and not isinstance(array, tuple) and on_gpu(array) != (backend == "cuda"):
+        place = "CUDA" if on_gpu(array) else "host"
+        raise ValueError(f"backend={backend!r}, but the arrays are in {place} memory; move them, or leave backend out")
 
 
 def pack(

@@ -15,7 +15,7 @@ from . import _core, _torch_func
 from . import torch_ops as ops
 from ._pack import (ALIBI_SLOPES, BIAS, CU_SEQLENS_K, CU_SEQLENS_Q, DETERMINISTIC, DROPOUT_P, DROPOUT_STATE,
                     MAX_SEQLEN_K, MAX_SEQLEN_Q, SEED, SINKS, TENSORS, Gradients, replaced)
-from .torch_ops import contiguous_rows, new_gradients, new_outputs
+from .torch_ops import contiguous_rows, new_gradients, new_outputs, where
 
 Tensor = torch.Tensor
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -78,7 +78,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Any, sinks: Any, options: tuple[Any, ...]) -> Any:
         out, lse = new_outputs(q, v)
-        _core.forward(options, torch.get_num_threads(), q, k, v, out, lse)
+        _core.forward(options, where(q), q, k, v, out, lse)
         ctx.save_for_backward(q, k, v, out, lse, *(options[at] for at in TENSORS))
         ctx.options = replaced(options, dict.fromkeys(TENSORS))
         ctx.set_materialize_grads(False)
@@ -114,7 +114,7 @@ def _gradients(grad_out: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, 
     bias, sinks = options[BIAS], options[SINKS]
     grad_bias = torch.empty_like(bias, memory_format=torch.contiguous_format) if wanted[0] else None
     grad_sinks = torch.empty_like(sinks, memory_format=torch.contiguous_format) if wanted[1] else None
-    _core.backward(options, torch.get_num_threads(), q, k, v, out, lse, contiguous_rows(grad_out),
+    _core.backward(options, where(q), q, k, v, out, lse, contiguous_rows(grad_out),
                    None if grad_lse is None else contiguous_rows(grad_lse), *grads, grad_bias, grad_sinks)
     return (*grads, grad_bias, grad_sinks)
 
@@ -137,7 +137,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, options: tuple[Any, ...], return_
             out, lse = _Attention.apply(q, k, v, bias, sinks, options)
         else:
             out, lse = new_outputs(q, v, return_lse)
-            _core.forward(options, torch.get_num_threads(), q, k, v, out, lse)
+            _core.forward(options, where(q), q, k, v, out, lse)
     return (out, lse) if return_lse else out
 
 
@@ -164,7 +164,7 @@ def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Any, k: A
         cache_seqlens = q.new_full(q.shape[:1], cache_seqlens, dtype=torch.int32)
     if eager(q, k_cache, v_cache):
         out, lse = new_outputs(q, v_cache, return_lse)
-        _core.decode(options, torch.get_num_threads(), q, k_cache, v_cache, cache_seqlens, k, v, out, lse)
+        _core.decode(options, where(q), q, k_cache, v_cache, cache_seqlens, k, v, out, lse)
     elif k is None:
         out, lse = torch.ops.onepass.decode(q, k_cache, v_cache, cache_seqlens, *options)
     else:
@@ -176,7 +176,7 @@ class _Merge(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> Any:
         out, lse = torch.empty_like(out_a), torch.empty_like(lse_a)
-        _core.merge(out_a, lse_a, out_b, lse_b, out, lse, torch.get_num_threads())
+        _core.merge(out_a, lse_a, out_b, lse_b, out, lse, where(out_a))
         ctx.save_for_backward(out_a, lse_a, out_b, lse_b, out, lse)
         return out, lse
 

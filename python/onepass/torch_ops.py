@@ -24,6 +24,19 @@ _OPTIONS = ("bool causal, bool top_left, int window_left, int window_right, Tens
             "int deterministic, bool validate, str? kernel")
 
 
+def where(x: Tensor) -> Any:
+    """What a call on x's device needs: a thread count on the CPU, on a GPU its current stream and its allocator."""
+    device = x.device
+    if device.type != "cuda":
+        return torch.get_num_threads()
+
+    def allocate(count: int) -> tuple[Tensor, int]:
+        memory = torch.empty(count, dtype=torch.uint8, device=device)
+        return memory, memory.data_ptr()
+
+    return torch.cuda.current_stream(device).cuda_stream, allocate
+
+
 def new_outputs(q: Tensor, v: Tensor, with_lse: bool = True) -> tuple[Any, Any]:
     """Memory for out and lse. Of the wrong size where the operands are: the library refuses them then."""
     if q.dim() == v.dim() > 0 and q.size(-1) == v.size(-1):
@@ -48,7 +61,7 @@ def contiguous_rows(x: Tensor) -> Tensor:
                          schema=f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)")
 def _forward(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
     out, lse = new_outputs(q, v)
-    _core.forward(options, torch.get_num_threads(), q, k, v, out, lse)
+    _core.forward(options, where(q), q, k, v, out, lse)
     return out, lse
 
 
@@ -74,7 +87,7 @@ def _new_all_gradients(q: Tensor, k: Tensor, v: Tensor, with_bias: bool, with_si
 def _backward(grad_out: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
               with_bias: bool, with_sinks: bool, *options: Any) -> Five:
     grads = _new_all_gradients(q, k, v, with_bias, with_sinks, options)
-    _core.backward(options, torch.get_num_threads(), q, k, v, out, lse, contiguous_rows(grad_out),
+    _core.backward(options, where(q), q, k, v, out, lse, contiguous_rows(grad_out),
                    None if grad_lse is None else contiguous_rows(grad_lse), *grads[:3],
                    grads[3] if with_bias else None, grads[4] if with_sinks else None)
     return grads
@@ -129,7 +142,7 @@ def _new_decode_outputs(q: Tensor, k_cache: Tensor, v_cache: Tensor, *rest: Any)
     f"(Tensor q, Tensor k_cache, Tensor v_cache, Tensor cache_seqlens, {_OPTIONS}) -> (Tensor, Tensor)"))
 def _decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
     out, lse = new_outputs(q, v_cache)
-    _core.decode(options, torch.get_num_threads(), q, k_cache, v_cache, cache_seqlens, None, None, out, lse)
+    _core.decode(options, where(q), q, k_cache, v_cache, cache_seqlens, None, None, out, lse)
     return out, lse
 
 
@@ -139,7 +152,7 @@ def _decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor, 
 def _decode_append(q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor, k: Tensor, v: Tensor,
                    *options: Any) -> tuple[Tensor, Tensor]:
     out, lse = new_outputs(q, v_cache)
-    _core.decode(options, torch.get_num_threads(), q, k_cache, v_cache, cache_seqlens, k, v, out, lse)
+    _core.decode(options, where(q), q, k_cache, v_cache, cache_seqlens, k, v, out, lse)
     return out, lse
 
 
@@ -151,7 +164,7 @@ _decode_append.register_fake(_new_decode_outputs)
     "(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b) -> (Tensor, Tensor)"))
 def _merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
     out, lse = torch.empty_like(out_a), torch.empty_like(lse_a)
-    _core.merge(out_a, lse_a, out_b, lse_b, out, lse, torch.get_num_threads())
+    _core.merge(out_a, lse_a, out_b, lse_b, out, lse, where(out_a))
     return out, lse
 
 

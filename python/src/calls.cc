@@ -90,7 +90,7 @@ constexpr Signature<D, 8> kDecode{"decode",
                                    {"out", &D::out, Access::write},
                                    {"lse", &D::lse, Access::write}}};
 
-/// The arguments (options, threads, tensors...) of one call as the C struct.
+/// The arguments (options, where, tensors...) of one call as the C struct.
 template <class Args, std::size_t kSlots>
 class Call {
  public:
@@ -111,6 +111,7 @@ class Call {
   /// The workspace lives for this call.
   PyObject* run() {
     onepass_status_t status;
+    if (options_.allocate() != nullptr) return run_on_device();
     {
       const Unlocked unlocked;
       std::size_t bytes = 0;
@@ -139,6 +140,28 @@ class Call {
   }
 
  private:
+  /// The workspace comes from the framework, whose allocator hands it out again in the order of the stream.
+  PyObject* run_on_device() {
+    std::size_t bytes = 0;
+    onepass_status_t status = onepass_workspace_size(signature_.pass, &args_, &bytes);
+    Ref memory;
+    if (status == ONEPASS_OK && bytes > 0) {
+      memory.reset(PyObject_CallFunction(options_.allocate(), "n", static_cast<Py_ssize_t>(bytes)));
+      if (!memory) return nullptr;
+      PyObject* address = PyTuple_Check(memory.get()) != 0 ? PyTuple_GetItem(memory.get(), 1) : memory.get();
+      args_.workspace = PyLong_AsVoidPtr(address);
+      if (PyErr_Occurred() != nullptr) return nullptr;
+      args_.workspace_size = bytes;
+    }
+    if (status == ONEPASS_OK) {
+      const Unlocked unlocked;
+      status = signature_.run(&args_);
+    }
+    if (status != ONEPASS_OK) return raise(status);
+    Py_INCREF(Py_None);
+    return Py_None;
+  }
+
   /// Caches are written where there is something to append.
   static Access access(const Slot<Args>& slot, PyObject* const* given) {
     if constexpr (std::is_same_v<Args, D>) {
@@ -197,8 +220,8 @@ PyObject* merge(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (!operands[i].read(args[i], kSlots[i].name, kSlots[i].access)) return nullptr;
     m.*kSlots[i].member = operands[i].get();
   }
-  m.threads = static_cast<std::int32_t>(PyLong_AsLong(args[6]));
-  if (PyErr_Occurred() != nullptr) return nullptr;
+  PyObject* allocate = nullptr;  // a merge needs no workspace
+  if (!read_where(args[6], &m.threads, &m.stream, &allocate)) return nullptr;
   onepass_status_t status;
   {
     const Unlocked unlocked;

@@ -15,14 +15,14 @@ PyCFunction method(Fast function) {
 PyMODINIT_FUNC PyInit__core() {
   namespace op = onepass::python;
   static PyMethodDef methods[] = {
-      {"forward", method(op::forward), METH_FASTCALL, "forward(options, threads, q, k, v, out, lse)"},
+      {"forward", method(op::forward), METH_FASTCALL, "forward(options, where, q, k, v, out, lse)"},
       {"backward", method(op::backward), METH_FASTCALL,
-       "backward(options, threads, q, k, v, out, lse, grad_out, grad_lse, grad_q, grad_k, grad_v, grad_bias, "
+       "backward(options, where, q, k, v, out, lse, grad_out, grad_lse, grad_q, grad_k, grad_v, grad_bias, "
        "grad_sinks)"},
       {"decode", method(op::decode), METH_FASTCALL,
-       "decode(options, threads, q, k_cache, v_cache, cache_seqlens, k, v, out, lse)"},
-      {"merge", method(op::merge), METH_FASTCALL, "merge(out_a, lse_a, out_b, lse_b, out, lse, threads)"},
-      {"explain", method(op::explain), METH_FASTCALL, "explain(pass, options, threads, *tensors of that pass) -> JSON"},
+       "decode(options, where, q, k_cache, v_cache, cache_seqlens, k, v, out, lse)"},
+      {"merge", method(op::merge), METH_FASTCALL, "merge(out_a, lse_a, out_b, lse_b, out, lse, where)"},
+      {"explain", method(op::explain), METH_FASTCALL, "explain(pass, options, where, *tensors of that pass) -> JSON"},
       {"kernels", method(op::kernels), METH_FASTCALL,
        "kernels() -> [(name, backend, arch, pass, dtypes, max_head_dim, available)]"},
       {nullptr, nullptr, 0, nullptr}};

@@ -175,6 +175,13 @@ bool Operand::read_capsule(PyObject* object, const char* name, Access access) {
   if (!method) return not_an_array(object, name);
   Ref none(PyTuple_New(0)), version(Py_BuildValue("{s(ii)}", "max_version", 1, 0));
   if (!none || !version) return false;
+  // On a device the call goes onto the exporter's own current stream: nothing to wait for, which -1 says.
+  Ref device(PyObject_CallMethod(object, "__dlpack_device__", nullptr));
+  PyErr_Clear();
+  long type = kDLCPU, ordinal = 0;
+  if (device && PyArg_ParseTuple(device.get(), "ll", &type, &ordinal) == 0) PyErr_Clear();
+  Ref no_wait(PyLong_FromLong(-1));
+  if (type == kDLCUDA && PyDict_SetItemString(version.get(), "stream", no_wait.get()) != 0) return false;
   owner_.reset(PyObject_Call(method.get(), none.get(), version.get()));
   if (!owner_ && PyErr_ExceptionMatches(PyExc_TypeError) != 0) {  // an exporter older than max_version
     PyErr_Clear();

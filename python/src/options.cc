@@ -82,7 +82,17 @@ class Reader {
 
 }  // namespace
 
-bool Options::read(PyObject* tuple, PyObject* threads) {
+bool read_where(PyObject* where, std::int32_t* threads, void** stream, PyObject** allocate) {
+  if (PyTuple_Check(where) != 0 && PyTuple_Size(where) == 2) {
+    *stream = PyLong_AsVoidPtr(PyTuple_GetItem(where, 0));
+    *allocate = PyTuple_GetItem(where, 1);
+  } else {
+    *threads = static_cast<std::int32_t>(PyLong_AsLong(where));
+  }
+  return PyErr_Occurred() == nullptr;
+}
+
+bool Options::read(PyObject* tuple, PyObject* where) {
   constexpr Py_ssize_t kCount = sizeof kOptionNames / sizeof kOptionNames[0];
   if (PyTuple_Check(tuple) == 0 || PyTuple_Size(tuple) != kCount) {
     PyErr_Format(PyExc_TypeError, "options must be a tuple of %zd", kCount);
@@ -115,8 +125,7 @@ bool Options::read(PyObject* tuple, PyObject* threads) {
   r.flag(&o.validate);
   r.text(&o.kernel);
   if (!r.ok()) return false;
-  o.threads = static_cast<std::int32_t>(PyLong_AsLong(threads));
-  return PyErr_Occurred() == nullptr;
+  return read_where(where, &o.threads, &o.stream, &allocate_);
 }
 
 }  // namespace onepass::python
