@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Writes the tables of README.md and docs/performance.md from bench/results/cpu_*.json, between their markers
+"""Writes the tables of README.md and docs/performance.md from bench/results/*.json, between their markers
 <!-- begin NAME --> and <!-- end NAME -->. With --check it writes nothing and fails where a page is out of date."""
 
 import json
+import math
 import pathlib
 import sys
 
@@ -78,9 +79,62 @@ def details(report):
     return "\n\n".join(parts)
 
 
+PEERS = {"cudnn": "cuDNN", "flash": "FlashAttention-2", "fa3": "FlashAttention-3", "efficient": "EFFICIENT_ATTENTION"}
+
+
+def gpu_title(report):
+    device, peers = report["device"], report["peers"]
+    return (f"{device['name']}, torch {peers['torch'].split('+')[0]} with cuDNN {peers['cudnn']}, {report['date']}, "
+            f"commit {report['commit']}")
+
+
+def gpu_cells(report):
+    """{(pass, dtype, head_dim, causal): onepass's rows, one a length}, and the peers that any of them has."""
+    cells = {}
+    for row in report["rows"]:
+        if row["party"] == "onepass":
+            cells.setdefault((row["pass"], row["dtype"], row["head_dim"], row["causal"]), []).append(row)
+    peers = [p for p in PEERS if any(p in r["ratios"] for rows in cells.values() for r in rows)]
+    return cells, peers
+
+
+def gpu_summary(report):
+    """One line a pass, head_dim and mask: geometric mean and least ratio over each peer."""
+    cells, peers = gpu_cells(report)
+    lines = []
+    for (which, dtype, head_dim, causal), rows in cells.items():
+        kernels = sorted({r["kernel"] for r in rows})
+        ratios = []
+        for peer in peers:
+            values = [r["ratios"][peer] for r in rows if peer in r["ratios"]]
+            mean = math.exp(sum(map(math.log, values)) / len(values)) if values else None
+            ratios.append(f"**{mean:.2f} ×** ({min(values):.2f})" if values else "–")
+        lines.append([f"{PASSES[which]}, {dtype}, d {head_dim}{', causal' if causal else ''}", f"`{kernels[0]}`",
+                      span([r["tflops"] for r in rows]), *ratios])
+    head = ["seq 512 – 16,384", "kernel", "TFLOP/s", *(f"over {PEERS[p]}" for p in peers)]
+    return gpu_title(report) + ":\n\n" + table(head, lines)
+
+
+def gpu_details(report):
+    """One table a pass, head_dim and mask: rates of all parties by length."""
+    cells, peers = gpu_cells(report)
+    parts = [f"### {gpu_title(report)}"]
+    for (which, dtype, head_dim, causal), rows in cells.items():
+        lines = [[f"{r['seq_q']:,}", f"{r['tflops']:.0f}",
+                  *(f"{r['tflops'] / r['ratios'][p]:.0f} ({r['ratios'][p]:.2f} ×)" if p in r["ratios"] else "–"
+                    for p in peers)] for r in rows]
+        parts.append(f"**{PASSES[which]}, {dtype}, head_dim {head_dim}{', causal' if causal else ''}**, "
+                     f"`{rows[0]['kernel']}`, TFLOP/s (onepass over it)")
+        parts.append(table(["seq", "onepass", *(PEERS[p] for p in peers)], lines))
+    return "\n\n".join(parts)
+
+
 def main():
     reports = [json.loads(p.read_text()) for p in sorted((ROOT / "bench/results").glob("cpu_*.json"))]
-    contents = {"cpu-summary": "\n\n".join([standing(reports), *map(summary, reports)]),
+    gpu = [json.loads(p.read_text()) for p in sorted((ROOT / "bench/results").glob("gpu_*.json"))]
+    gpu = [report for report in gpu if "geometric_means" in report]
+    contents = {"gpu-summary": "\n\n".join(map(gpu_summary, gpu)), "gpu-details": "\n\n".join(map(gpu_details, gpu)),
+                "cpu-summary": "\n\n".join([standing(reports), *map(summary, reports)]),
                 "cpu-details": "\n\n".join(map(details, reports))}
     stale = []
     for page in map(ROOT.joinpath, PAGES):
