@@ -18,7 +18,7 @@ Q = zeros(1, 4, 2, 8)
     ({"k": zeros(2, 4, 2, 8)}, ValueError, r"k must have shape \(1, 4, 2, 8\): got \(2, 4, 2, 8\)"),
     ({"v": zeros(1, 5, 2, 8)}, ValueError, "v must have shape"),
     ({"k": zeros(1, 4, 2, 8, dtype=np.float16)}, ValueError, "k must be of dtype f32, as q is: got f16"),
-    ({"q": zeros(4, 2, 8)}, ValueError, "q must have 4 dimensions: got 3"),
+    ({"q": zeros(4, 2, 8)}, ValueError, "got 3; packed sequences need cu_seqlens"),
     ({"q": np.float32(1)}, ValueError, "q must have 4 dimensions: got 0"),
     ({"q": zeros(*[1] * 9)}, ValueError, "q must have at most 4 dimensions: got 9"),
     ({"v": zeros(1, 4, 2, 16)[..., ::2]}, ValueError, "the last dimension must be contiguous"),

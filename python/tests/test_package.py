@@ -51,7 +51,7 @@ def test_the_package_itself_passes_mypy(tmp_path):
     pytest.importorskip("mypy")
     pytest.importorskip("torch")
     (tmp_path / "mypy.ini").write_text(
-        "[mypy]\nstrict = True\n[mypy-jax.*,matplotlib.*,ml_dtypes.*,transformers.*]\nignore_missing_imports = True\n")
+        "[mypy]\nstrict = True\n[mypy-cupy.*,jax.*,matplotlib.*,ml_dtypes.*,transformers.*]\nignore_missing_imports = True\n")
     done = subprocess.run([sys.executable, "-m", "mypy", "-p", "onepass"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -63,3 +63,13 @@ def test_tables_of_timings():
     assert timings._repr_html_().count("<tr>") == 9
     with pytest.raises(ValueError, match="bench knows"):
         onepass.bench(dtype="f8")
+
+
+def test_bench_plots_its_rows():
+    plt = pytest.importorskip("matplotlib.pyplot")
+    plt.switch_backend("Agg")
+    rows = onepass.bench(seq=[32, 64], head_dim=[16, 32], seconds=0.0, torch=False)
+    axes = rows.plot()
+    assert len(axes.get_lines()) == 2  # a line for each head_dim
+    assert [list(line.get_xdata()) for line in axes.get_lines()] == [[32, 64], [32, 64]]
+    assert rows.plot(axes) is axes

@@ -101,6 +101,13 @@ Status require_dtype(const Expect& expect, const Parsed& parsed, DType dtype) {
 }
 
 Status parse_operand(const Expect& expect, const DLTensor* tensor, bool packed, Parsed* parsed, Tensor* operand) {
+  if (tensor != nullptr && tensor->ndim == (packed ? 4 : 3)) {
+    return packed ? invalid_argument("%s must have 3 dimensions (tokens, heads, dim) where cu_seqlens are given: got 4",
+                                     expect.name)
+                  : invalid_argument(
+                        "%s must have 4 dimensions (batch, seq, heads, dim): got 3; packed sequences need cu_seqlens",
+                        expect.name);
+  }
   ONEPASS_RETURN_IF_ERROR(parse(expect, tensor, packed ? 3 : 4, packed ? 3 : 4, parsed));
   if (!parsed->is_float)
     return invalid_argument("%s must be float32, float16 or bfloat16: got an integer type", expect.name);

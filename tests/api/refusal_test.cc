@@ -15,7 +15,8 @@ TEST(CAbi, RefusesBadTensors) {
   expect_refused(
       spec, [](AbiCall& a) { mutate(a.forward.k).shape = nullptr; }, "k: its shape is null");
   expect_refused(
-      spec, [](AbiCall& a) { mutate(a.forward.v).ndim = 3; }, "v must have 4 dimensions: got 3");
+      spec, [](AbiCall& a) { mutate(a.forward.v).ndim = 3; },
+      "v must have 4 dimensions (batch, seq, heads, dim): got 3; packed sequences need cu_seqlens");
   expect_refused(
       spec,
       [](AbiCall& a) {
