@@ -51,7 +51,8 @@ def test_the_package_itself_passes_mypy(tmp_path):
     pytest.importorskip("mypy")
     pytest.importorskip("torch")
     (tmp_path / "mypy.ini").write_text(
-        "[mypy]\nstrict = True\n[mypy-cupy.*,jax.*,matplotlib.*,ml_dtypes.*,transformers.*]\nignore_missing_imports = True\n")
+        "[mypy]\nstrict = True\n"
+        "[mypy-cupy.*,jax.*,matplotlib.*,ml_dtypes.*,transformers.*]\nignore_missing_imports = True\n")
     done = subprocess.run([sys.executable, "-m", "mypy", "-p", "onepass"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
