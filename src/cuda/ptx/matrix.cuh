@@ -64,4 +64,15 @@ __device__ __forceinline__ void mma_16x8x16<__half>(float (&c)[4], const std::ui
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/// c (16x8, float32) += a (16x8) b (8x8) of TF32, of which float32's low 13 bits are ignored. Lane 4 g + t: A holds
+/// rows g and g + 8 of column t, then of column t + 4; B holds column g of rows t and t + 4; C as above.
+__device__ __forceinline__ void mma_16x8x8_tf32(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                                std::uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 }  // namespace onepass::ptx

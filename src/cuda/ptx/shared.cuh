@@ -1,0 +1,28 @@
+// Plain loads and stores in shared memory by 32-bit address.
+#pragma once
+
+#include <cstdint>
+
+namespace onepass::ptx {
+
+__device__ __forceinline__ void store_shared(std::uint32_t address, std::uint32_t x) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
+/// 16 bytes, aligned.
+__device__ __forceinline__ void store_shared(std::uint32_t address, std::uint32_t x, std::uint32_t y, std::uint32_t z,
+                                             std::uint32_t w) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+}
+__device__ __forceinline__ void load_shared(std::uint32_t address, std::uint32_t& x, std::uint32_t& y, std::uint32_t& z,
+                                            std::uint32_t& w) {
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x), "=r"(y), "=r"(z), "=r"(w)
+               : "r"(address)
+               : "memory");
+}
+/// Two neighbouring floats, 8-byte aligned.
+__device__ __forceinline__ void load_shared(std::uint32_t address, float& x, float& y) {
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x), "=f"(y) : "r"(address) : "memory");
+}
+
+}  // namespace onepass::ptx

@@ -1,0 +1,168 @@
+// Products of float32 matrices on tensor cores that take TF32. An operand x becomes big + small, both of TF32's 11
+// bits: big is x to the nearest, small what is left, all but its last bit at times. A product is small*big + big*small
+// + big*big; small*small is below float32's rounding. The tensor core truncates what it adds, always towards zero, so
+// no chain of products is long: each begins at zero, small and big products apart, and is added in float32, rounded to
+// the nearest. After Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores" (2022).
+#pragma once
+
+#include "cuda/ptx/matrix.cuh"
+#include "cuda/ptx/shared.cuh"
+#include "cuda/sm80/f32_rows.cuh"
+
+namespace onepass::cuda::sm80 {
+
+__device__ __forceinline__ void split(std::uint32_t x, std::uint32_t& big, std::uint32_t& small) {
+  big = (x + 0x1000u) & 0xffffe000u;  // ties away from zero
+  small = __float_as_uint(__uint_as_float(x) - __uint_as_float(big));
+}
+
+/// A 16x8 operand A, as mma_16x8x8_tf32 takes it.
+struct SplitA {
+  std::uint32_t big[4], small[4];
+
+  __device__ __forceinline__ void set(const std::uint32_t (&x)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) split(x[i], big[i], small[i]);
+  }
+  /// From a 16x8 result whose columns become the contraction: column 2 t takes the place of t, 2 t + 1 that of t + 4.
+  __device__ __forceinline__ void set_result(const float (&x)[4]) {
+    split(__float_as_uint(x[0]), big[0], small[0]);
+    split(__float_as_uint(x[2]), big[1], small[1]);
+    split(__float_as_uint(x[1]), big[2], small[2]);
+    split(__float_as_uint(x[3]), big[3], small[3]);
+  }
+};
+/// An 8x8 operand B.
+struct SplitB {
+  std::uint32_t big[2], small[2];
+
+  __device__ __forceinline__ void set(std::uint32_t x0, std::uint32_t x1) {
+    split(x0, big[0], small[0]);
+    split(x1, big[1], small[1]);
+  }
+};
+
+/// A chain of products, 16x8.
+struct Chain {
+  float big[4] = {}, small[4] = {};
+
+  __device__ __forceinline__ void add(const SplitA& a, const SplitB& b) {
+    ptx::mma_16x8x8_tf32(small, a.small, b.big[0], b.big[1]);
+    ptx::mma_16x8x8_tf32(small, a.big, b.small[0], b.small[1]);
+    ptx::mma_16x8x8_tf32(big, a.big, b.big[0], b.big[1]);
+  }
+  __device__ __forceinline__ float sum(int i) const { return big[i] + small[i]; }
+};
+
+/// Lane addresses in tiles of kCols columns.
+template <int kCols>
+struct F32Lanes {
+  using Tile = F32Tile<kCols>;
+  /// Operand A with the tile's rows as its rows: 16 rows of 8 columns a load.
+  __device__ static std::uint32_t rows_a(int lane) { return Tile::offset(lane % 16, lane / 16); }
+  /// Operand B with the tile's rows as its columns: 8 rows of 16 columns a load.
+  __device__ static std::uint32_t rows_b(int lane) { return Tile::offset(lane % 8, lane / 8); }
+  /// Operand B with the tile's rows as its rows, in the order of SplitA::set_result: 16 bytes of row 2 t of eight, and,
+  /// at next_row, of row 2 t + 1. Four operands at once: n of four has the columns 4 g + n of 32.
+  __device__ static std::uint32_t across_b(int lane) { return Tile::offset(lane % 4 * 2, lane / 4); }
+  __device__ static std::uint32_t next_row(std::uint32_t address) { return (address ^ 16u) + Tile::kPitch; }
+};
+
+/// s (16 kM, 8 kN) = A B^T, both tiles with kCols columns in shared memory, of which the first `lines` times 32 are not
+/// all zero. kChain: steps of 8 columns a chain, 2 or 4.
+template <int kM, int kN, int kCols, int kChain>
+__device__ __forceinline__ void multiply_rows(float (&s)[kM][kN][4], std::uint32_t a_lane, std::uint32_t b_lane,
+                                              int lines) {
+  using Tile = F32Tile<kCols>;
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[m][n][i] = 0;
+    }
+  }
+#pragma unroll 1
+  for (int line = 0; line < lines; ++line, a_lane += 128, b_lane += 128) {
+#pragma unroll
+    for (int step = 0; step < 4; step += kChain) {
+      SplitA a[kChain][kM];
+#pragma unroll
+      for (int i = 0; i < kChain; ++i) {
+#pragma unroll
+        for (int m = 0; m < kM; ++m) {
+          std::uint32_t x[4];
+          ptx::ldmatrix_x4(x, Tile::advance(a_lane, 16 * m, 2 * (step + i)));
+          a[i][m].set(x);
+        }
+      }
+#pragma unroll
+      for (int n = 0; n < kN; ++n) {
+        Chain chain[kM];
+#pragma unroll
+        for (int i = 0; i < kChain; i += 2) {
+          std::uint32_t x[4];
+          ptx::ldmatrix_x4(x, Tile::advance(b_lane, 8 * n, 2 * (step + i)));
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            SplitB b;
+            b.set(x[2 * half], x[2 * half + 1]);
+#pragma unroll
+            for (int m = 0; m < kM; ++m) chain[m].add(a[i + half][m], b);
+          }
+        }
+#pragma unroll
+        for (int m = 0; m < kM; ++m) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) s[m][n][i] += chain[m].sum(i);
+        }
+      }
+    }
+  }
+}
+
+/// sum (16 kM, kCols) = factor sum + A B, A (16 kM, 8 kSteps) in registers, B (8 kSteps, kCols) a tile. Columns as
+/// F32Lanes::across_b has them: element [m][4 j + n][2 h + i] is row 16 m + 8 h + g, column 32 j + 8 t + 4 i + n.
+/// kWidth: operands B at once, 2 or 4. Columns from 32 lines on are left alone; the branch also keeps the compiler from
+/// having more chains under way than there are registers for.
+template <int kM, int kSteps, int kCols, int kWidth, class Factor>
+__device__ __forceinline__ void multiply_across(float (&sum)[kM][kCols / 8][4], const SplitA (&a)[kSteps][kM],
+                                                std::uint32_t b_lane, int lines, Factor&& factor) {
+  using Tile = F32Tile<kCols>;
+  using Lanes = F32Lanes<kCols>;
+#pragma unroll
+  for (int j = 0; j < kCols / 32; ++j) {
+    if (j >= lines) break;
+#pragma unroll
+    for (int first = 0; first < 4; first += kWidth) {
+      Chain chain[kM][kWidth];
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        const std::uint32_t address = Tile::advance(b_lane, 8 * step, 8 * j);
+        std::uint32_t low[4], high[4];
+        ptx::load_shared(address, low[0], low[1], low[2], low[3]);
+        ptx::load_shared(Lanes::next_row(address), high[0], high[1], high[2], high[3]);
+#pragma unroll
+        for (int n = 0; n < kWidth; ++n) {
+          SplitB b;
+          b.set(low[first + n], high[first + n]);
+#pragma unroll
+          for (int m = 0; m < kM; ++m) chain[m][n].add(a[step][m], b);
+        }
+      }
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int n = 0; n < kWidth; ++n) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            float& x = sum[m][4 * j + first + n][i];
+            x = fmaf(x, factor(2 * m + i / 2), chain[m][n].sum(i));
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace onepass::cuda::sm80
