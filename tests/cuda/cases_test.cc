@@ -112,6 +112,61 @@ TEST(CudaCases, C06C28NothingToSee) {
   }
 }
 
+TEST(CudaCases, C05LeftPadding) {
+  ONEPASS_NEEDS_GPU();
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    CaseSpec spec = plain(pass, DType::bf16, 33, 33, 128);
+    spec.batch = 2;
+    spec.heads_q = spec.heads_kv = 32;
+    spec.causal = true;
+    spec.k_start = {0, 27};
+    spec.q_position = {0, -27};
+    expect_everywhere(spec);
+  }
+}
+
+/// C10: NaN in visible data reaches the rows that depend on it, and no others.
+TEST(CudaCases, C10NanQueries) {
+  ONEPASS_NEEDS_GPU();
+  for (const DType dtype : kTypes) {
+    for (const bool every : {true, false}) {
+      CaseSpec spec = plain(Pass::forward, dtype, 80, 300, 64);
+      spec.heads_q = spec.heads_kv = 4;
+      Case c(spec);
+      c.q.each([&](const Index& i, std::int64_t at) {
+        if (every || (i[1] == 17 && i[2] == 2)) c.q.set(at, NAN);
+      });
+      c.q.seal();
+      run_every(c, [&](const Kernel& kernel) {
+        for (std::int64_t row = 0; row < 80; ++row) {
+          for (std::int64_t head = 0; head < 4; ++head) {
+            const bool nan = every || (row == 17 && head == 2);
+            EXPECT_EQ(std::isnan(c.lse.get(c.lse.offset({0, head, row, 0}))), nan) << kernel.name << " row " << row;
+            for (std::int64_t d = 0; d < 64; ++d) {
+              ASSERT_EQ(std::isnan(at(c.out, 0, row, head, d)), nan) << kernel.name << " row " << row;
+            }
+          }
+        }
+      });
+    }
+  }
+}
+
+/// C30: every column of every head_dim, by one-hot values.
+TEST(CudaCases, C30EveryColumn) {
+  ONEPASS_NEEDS_GPU();
+  for (const DType dtype : kTypes) {
+    for (std::int64_t dim = 8; dim <= 256; dim += 8) {
+      Case c(plain(Pass::forward, dtype, 4, dim, dim));
+      fill(c.q, [](const Index&) { return 0; });
+      fill(c.v, [&](const Index& i) { return i[1] == i[3] ? static_cast<double>(dim) : 0; });
+      run_every(c, [&](const Kernel& kernel) {
+        for (std::int64_t d = 0; d < dim; ++d) ASSERT_NEAR(at(c.out, 0, 3, 0, d), 1, 0.01) << kernel.name << " " << dim;
+      });
+    }
+  }
+}
+
 TEST(CudaCases, C11C12LargeDots) {
   ONEPASS_NEEDS_GPU();
   for (const std::int64_t keys : {1, 2}) {
