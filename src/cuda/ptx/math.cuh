@@ -37,4 +37,11 @@ __device__ __forceinline__ std::uint32_t pack<__half>(float low, float high) {
   return r;
 }
 
+/// Products of two pairs of bfloat16.
+__device__ __forceinline__ std::uint32_t multiply_pair(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t r;
+  asm("{\n.reg .b32 zero;\nmov.b32 zero, 0x80008000;\nfma.rn.bf16x2 %0, %1, %2, zero;\n}" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+
 }  // namespace onepass::ptx

@@ -1,0 +1,108 @@
+// Softmax of a consumer thread: two rows of the tile, row_of(0) and row_of(1), each shared by the four lanes of a quad.
+// A row's scores are taken relative to a reference, which cancels in O / sum and is added back to the LSE.
+//  - The first block of a tile sets it to the row's maximum there ("fixed": in a few columns that all rows see).
+//  - "Lazy": it follows the maximum where that grew by more than 2^8 (any other block below "fixed").
+//  - "Fixed" (bfloat16, blocks that all rows see fully): it stays. A sum beyond 2^24 then scales sum, O and reference
+//  by
+//    a power of 2; a sum beyond 2^96, from one block that outgrew all before it, marks the rows for repair.
+#pragma once
+
+#include "cuda/ptx/math.cuh"
+#include "cuda/sm90/forward_config.cuh"
+
+namespace onepass::cuda::sm90 {
+
+inline constexpr float kLazyGrowth = 8;             // log2
+inline constexpr float kScaleSum = 16777216.f;      // 2^24
+inline constexpr float kRepairSum = 7.9228163e28f;  // 2^96
+
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+struct RowState {
+  float reference[2];  // log2, of scaled scores; -inf: the row has seen no key
+  float sum[2];        // this thread's part
+};
+
+// A thread holds, for each group of 8 columns, two of row 0 and two of row 1; kUsed of its kCount scores are looked at.
+
+/// Largest of the thread's scores in row r.
+template <int kUsed, int kCount>
+__device__ __forceinline__ float row_max(const float (&r_s)[kCount], int r) {
+  float even = r_s[2 * r], odd = r_s[2 * r + 1];
+#pragma unroll
+  for (int i = 4; i < kUsed; i += 4) {
+    even = fmaxf(even, r_s[i + 2 * r]);
+    odd = fmaxf(odd, r_s[i + 2 * r + 1]);
+  }
+  return fmaxf(even, odd);
+}
+
+/// Scores to probabilities, and their sums. kMayBeEmpty: a reference may be -inf, with scores -inf.
+template <bool kMayBeEmpty, int kUsed, int kCount>
+__device__ __forceinline__ void exponentiate(float (&r_s)[kCount], RowState& rows, float scale_log2) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float reference = kMayBeEmpty && rows.reference[r] == -INFINITY ? 0.f : rows.reference[r];
+    float even = 0, odd = 0;
+#pragma unroll
+    for (int i = 2 * r; i < kUsed; i += 4) {
+      r_s[i] = ptx::exp2_approx(fmaf(r_s[i], scale_log2, -reference));
+      r_s[i + 1] = ptx::exp2_approx(fmaf(r_s[i + 1], scale_log2, -reference));
+      even += r_s[i];
+      odd += r_s[i + 1];
+    }
+    rows.sum[r] += even + odd;
+  }
+#pragma unroll
+  for (int i = kUsed; i < kCount; ++i) r_s[i] = 0;  // hidden
+}
+
+/// References of a tile's first block: the rows' maxima in its first kUsed / 2 columns.
+template <int kUsed, int kCount>
+__device__ __forceinline__ void start_rows(const float (&r_s)[kCount], RowState& rows, float scale_log2) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    rows.reference[r] = quad_max(row_max<kUsed>(r_s, r)) * scale_log2;
+    rows.sum[r] = 0;
+  }
+}
+
+/// Lets the references follow the maxima; true if `factor` (of sum, already applied, and of O) is not 1.
+template <int kCount>
+__device__ __forceinline__ bool follow_maximum(const float (&r_s)[kCount], RowState& rows, float scale_log2,
+                                               float (&factor)[2]) {
+  const float high[2] = {row_max<kCount>(r_s, 0) * scale_log2, row_max<kCount>(r_s, 1) * scale_log2};
+  const bool grew = high[0] > rows.reference[0] + kLazyGrowth || high[1] > rows.reference[1] + kLazyGrowth;
+  if (!__any_sync(~0u, grew)) return false;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float reference = fmaxf(quad_max(high[r]), rows.reference[r]);
+    const float by = reference == -INFINITY ? 1.f : ptx::exp2_approx(rows.reference[r] - reference);
+    factor[r] *= by;
+    rows.sum[r] *= by;
+    rows.reference[r] = reference;
+  }
+  return true;
+}
+
+/// Brings large sums of fixed references back to 1 by powers of 2, `factor`.
+__device__ __forceinline__ void scale_down(RowState& rows, float (&factor)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float high = quad_max(rows.sum[r]);
+    const int exponent = high > 1.f ? min((__float_as_int(high) >> 23) - 127, 126) : 0;
+    const float by = __int_as_float((127 - exponent) << 23);
+    factor[r] = by;
+    rows.sum[r] *= by;
+    rows.reference[r] += exponent;
+  }
+}
+
+}  // namespace onepass::cuda::sm90
