@@ -1,0 +1,22 @@
+// Additions in global memory whose old value nobody wants, and the order between threads that share it.
+// PTX ISA, "Parallel Synchronization and Communication Instructions: red".
+#pragma once
+
+namespace onepass::ptx {
+
+__device__ __forceinline__ void reduce_add(float* global, float x) {
+  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(global), "f"(x) : "memory");
+}
+
+/// Reads a counter that other thread blocks release.
+__device__ __forceinline__ unsigned load_acquire(const unsigned* global) {
+  unsigned x;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(global) : "memory");
+  return x;
+}
+/// Adds to a counter after everything this thread has done, and seen others do, in memory.
+__device__ __forceinline__ void reduce_add_release(unsigned* global, unsigned x) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(global), "r"(x) : "memory");
+}
+
+}  // namespace onepass::ptx

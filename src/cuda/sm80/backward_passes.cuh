@@ -1,0 +1,156 @@
+// Before and after the main backward kernel: D, LSE and a zero dQ; dQ in its type; zeros for packed rows outside every
+// sequence.
+#pragma once
+
+#include "cuda/ptx/math.cuh"
+#include "cuda/sm80/backward_params.h"
+#include "cuda/sm80/backward_scores.cuh"
+#include "cuda/sm80/rows.cuh"
+
+namespace onepass::cuda::sm80 {
+
+inline constexpr int kPassThreads = 256;
+
+/// Threads that share a row of kCols elements: 8 elements each, a power of two.
+template <int kCols>
+inline constexpr int kRowThreads = kCols <= 32    ? 4
+                                   : kCols <= 64  ? 8
+                                   : kCols <= 128 ? 16
+                                                  : 32;
+
+/// sum of a * b over eight elements from `first` on; a of type T, b of type T or float32.
+template <class T>
+__device__ __forceinline__ float dot_eight(const char* g_a, bool a_aligned, const char* g_b, bool b_aligned, bool b_f32,
+                                           int first, int dim) {
+  const auto load = [&](const char* g, bool aligned) {
+    const auto* g_row = reinterpret_cast<const std::uint16_t*>(g);
+    return aligned && first + 8 <= dim ? *reinterpret_cast<const uint4*>(g_row + first) : load_eight(g_row, first, dim);
+  };
+  float a[8], b[8];
+  const auto widen = [](uint4 x, float(&r)[8]) {
+    unpack<T>(x.x, r[0], r[1]), unpack<T>(x.y, r[2], r[3]), unpack<T>(x.z, r[4], r[5]), unpack<T>(x.w, r[6], r[7]);
+  };
+  widen(load(g_a, a_aligned), a);
+  if (b_f32) {
+    const auto* g_row = reinterpret_cast<const float*>(g_b);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) b[i] = first + i < dim ? g_row[first + i] : 0;
+  } else {
+    widen(load(g_b, b_aligned), b);
+  }
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+/// Fills the tile's statistics and clears its dQ and turns. Grid: batch x heads_q x query_tiles.
+template <class Shape>
+__global__ void __launch_bounds__(kPassThreads) backward_prepare(const __grid_constant__ BackwardParams p) {
+  using T = typename Shape::Element;
+  constexpr int kD = Shape::kD, kDV = Shape::kDV, kWarps = Shape::kTile.warps;
+  constexpr int kQ = Shape::kTile.block_q, kRow = kRowThreads<kDV>, kRows = kPassThreads / kRow;
+  const auto tile = static_cast<std::int64_t>(blockIdx.x) % p.query_tiles;
+  const int head = static_cast<int>(blockIdx.x / p.query_tiles % p.heads_q);
+  const std::int64_t b = blockIdx.x / p.query_tiles / p.heads_q;
+  if (p.deterministic && blockIdx.x == 0 && threadIdx.x == 0) p.turns[p.heads_q * p.tiles * kWarps] = 0;
+  const Sequence s = p.sequence(b);
+  if (tile * kQ >= s.q_length) return;
+  const std::int64_t index = head * p.tiles + p.first_tile(b, s, kQ) + tile;
+  auto* g_dq = reinterpret_cast<float4*>(p.dq_sum + index * (kQ * kD));
+#pragma unroll
+  for (int i = threadIdx.x; i < kQ * kD / 4; i += kPassThreads) g_dq[i] = {0, 0, 0, 0};
+  if (p.deterministic && threadIdx.x < kWarps) p.turns[index * kWarps + threadIdx.x] = 0;
+
+  const auto& o = p.operands;
+  const bool out_f32 = o.out.dtype == DType::f32;
+  const int lane = threadIdx.x % kRow;
+  float* g_stats = p.stats + index * 2 * kQ;
+#pragma unroll 4
+  for (int r = threadIdx.x / kRow; r < round_up(kQ, kRows); r += kRows) {
+    const std::int64_t row = tile * kQ + r;
+    float lse = -INFINITY, sum = 0;
+    if (r < kQ && row < s.q_length) {
+      lse = *o.lse.row(b, head, s.q_row + row);
+      sum = lane * 8 < kDV
+                ? dot_eight<T>(o.grad_out.row(b, s.q_row + row, head), p.grad_out_aligned,
+                               o.out.row(b, s.q_row + row, head), p.out_aligned, out_f32, 8 * lane, p.head_dim_v)
+                : 0;
+    }
+#pragma unroll
+    for (int offset = kRow / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    if (lane != 0 || r >= kQ) continue;
+    const bool empty = lse == -INFINITY;  // sees no key: P = 0 whatever its score
+    if (!empty && o.grad_lse) sum -= *o.grad_lse.row(b, head, s.q_row + row);
+    g_stats[r] = empty ? INFINITY : lse * 1.44269504088896341f;
+    g_stats[kQ + r] = empty ? 0 : sum;
+  }
+}
+
+/// Scales, rounds and writes the dQ of a tile, 0 for rows that the sequence does not use. A thread takes eight elements
+/// of a row, which fragment order keeps in two runs of four: columns 0, 2, 4, 6, and 1, 3, 5, 7.
+/// Grid: batch x heads_q x query_tiles.
+template <class Shape>
+__global__ void __launch_bounds__(kPassThreads) backward_finish(const __grid_constant__ BackwardParams p) {
+  using T = typename Shape::Element;
+  constexpr int kD = Shape::kD, kQ = Shape::kTile.block_q, kChunks = kD / 8, kNear = kChunks % 8 == 0 ? 8 : 4;
+  const auto tile = static_cast<std::int64_t>(blockIdx.x) % p.query_tiles;
+  const int head = static_cast<int>(blockIdx.x / p.query_tiles % p.heads_q);
+  const std::int64_t b = blockIdx.x / p.query_tiles / p.heads_q;
+  const Sequence s = p.sequence(b);
+  const std::int64_t item_rows = p.item_queries(b, s);
+  if (tile * kQ >= item_rows) return;
+  const auto* g_dq =
+      reinterpret_cast<const float4*>(p.dq_sum + (head * p.tiles + p.first_tile(b, s, kQ) + tile) * (kQ * kD));
+  const Tensor& grad = p.operands.grad_q;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < kQ * kChunks; i += kPassThreads) {
+    // Neighbouring threads: kNear chunks of a row, then 8 rows, so that both sides move whole sectors.
+    const int near = i % kNear, row8 = i / kNear % 8, rest = i / kNear / 8;
+    const int chunk = rest % (kChunks / kNear) * kNear + near, block = rest / (kChunks / kNear);  // of 8 rows
+    const int r = 8 * block + row8;
+    const std::int64_t row = tile * kQ + r;
+    if (row >= item_rows) continue;
+    uint4 x = {0, 0, 0, 0};
+    if (row < s.q_length) {
+      const float4* g = g_dq + (block / 2 * kChunks + chunk) * 32 + block % 2 * 16 + row8;
+      const float4 even = g[0], odd = g[8];
+      x = {ptx::pack<T>(even.x * p.scale, odd.x * p.scale), ptx::pack<T>(even.y * p.scale, odd.y * p.scale),
+           ptx::pack<T>(even.z * p.scale, odd.z * p.scale), ptx::pack<T>(even.w * p.scale, odd.w * p.scale)};
+    }
+    store_eight(reinterpret_cast<std::uint16_t*>(grad.row(b, s.q_row + row, head)), 8 * chunk, p.head_dim,
+                p.grad_q_aligned, x);
+  }
+}
+
+/// Zeros for the rows of one head of a packed tensor from `begin` to `end`.
+__device__ __forceinline__ void clear_rows(const Tensor& x, std::int64_t begin, std::int64_t end, int heads, int dim) {
+  const std::int64_t count = max_of<std::int64_t>(end - begin, 0) * heads * dim;
+  for (std::int64_t i = threadIdx.x; i < count; i += kPassThreads) {
+    const std::int64_t row = i / dim;
+    reinterpret_cast<std::uint16_t*>(x.row(0, begin + row / heads, row % heads))[i % dim] = 0;
+  }
+}
+
+/// Zeros for packed rows outside every sequence: block b clears those before sequence b, the last those behind all.
+/// Grid: batch + 1.
+template <class T>
+__global__ void __launch_bounds__(kPassThreads) backward_clear_gaps(const __grid_constant__ BackwardParams p) {
+  const std::int64_t b = blockIdx.x;
+  std::int64_t q_begin = 0, k_begin = 0, q_end = p.total_q, k_end = p.total_k;
+  if (b > 0) {
+    const Sequence before = p.sequence(b - 1);
+    q_begin = before.q_row + p.item_queries(b - 1, before);
+    k_begin = before.k_row - before.k_start + p.item_keys(b - 1, before);
+  }
+  if (b < p.batch) {
+    const Sequence next = p.sequence(b);
+    q_end = next.q_row;
+    k_end = next.k_row - next.k_start;
+  }
+  clear_rows(p.operands.grad_q, q_begin, q_end, p.heads_q, p.head_dim);
+  clear_rows(p.operands.grad_k, k_begin, k_end, p.heads_kv, p.head_dim);
+  clear_rows(p.operands.grad_v, k_begin, k_end, p.heads_kv, p.head_dim_v);
+}
+
+}  // namespace onepass::cuda::sm80

@@ -1,0 +1,84 @@
+// What a thread block of the backward pass works on: its keys, the query rows that see them, the mask of a tile.
+#pragma once
+
+#include "core/mask.h"
+
+namespace onepass::cuda::sm80 {
+
+/// Which of a tile's (key, query row) pairs are visible, counted from the block's first key and the tile's first row.
+struct TileMask {
+  int lo, hi;              // row i sees the keys i + lo <= j < i + hi
+  int key_begin, key_end;  // of these
+  int row_begin, row_end;  // and only rows of these do
+
+  /// The keys of row i, empty if end <= begin.
+  __device__ __forceinline__ void keys(int i, int& begin, int& end) const {
+    begin = max(i + lo, key_begin);
+    end = row_begin <= i && i < row_end ? min(i + hi, key_end) : begin;
+  }
+};
+
+/// What one thread block works on: keys of a head of a sequence, and the query tiles that see them. In shared memory,
+/// one for all threads: little of it is needed at a time.
+struct KeyScope {
+  Sequence sequence;
+  std::int64_t b, kv_head, key_block;
+  std::int64_t key_row;          // the block's first key, in the seq dimension of K and V
+  std::int64_t first_key;        // the same, counted from the sequence's first key; negative where it begins before it
+  const char *g_q, *g_grad_out;  // of the sequence's first row and the group's first head
+  float *g_stats, *g_dq;         // of its first tile and that head, and below
+  unsigned* g_turns;
+  std::int64_t rows_begin, rows_end;  // query rows that see some key
+  int rows_left;                      // keys of the block that exist; 0: nothing to do
+  int key_begin, key_end;             // keys that some row sees, counted from first_key
+  int tile_begin, tile_end;           // query tiles with rows that see some key
+  int full_begin, full_end;           // of those, the tiles all of whose rows see all keys
+
+  /// rows, keys: of a tile.
+  __device__ __forceinline__ void find_rows(int rows, int keys) {
+    const Sequence& s = sequence;
+    rows_begin = rows_end = 0;
+    key_begin = key_end = tile_begin = tile_end = full_begin = full_end = 0;
+    if (s.q_length == 0) return;
+    const Interval seen = s.visible_to_any(0, s.q_length);
+    const std::int64_t begin = max_of(first_key, seen.begin), end = min_of(first_key + keys, seen.end);
+    if (begin >= end) return;
+    const Interval rows_seeing = s.rows_seeing(begin, end);
+    if (rows_seeing.size() == 0) return;
+    rows_begin = rows_seeing.begin, rows_end = rows_seeing.end;
+    key_begin = static_cast<int>(begin - first_key), key_end = static_cast<int>(end - first_key);
+    tile_begin = static_cast<int>(rows_begin / rows), tile_end = static_cast<int>(ceil_div(rows_end, rows));
+    if (key_end - key_begin < keys) return;
+    const std::int64_t all_begin = clamp_to<std::int64_t>(first_key + keys - s.hi_shift, 0, s.q_length);
+    const std::int64_t all_end = clamp_to<std::int64_t>(first_key - s.lo_shift + 1, 0, s.q_length);
+    full_begin = static_cast<int>(ceil_div(all_begin, rows));
+    full_end = static_cast<int>(all_end == s.q_length ? ceil_div(all_end, rows) : all_end / rows);
+  }
+
+  __device__ __forceinline__ bool full(int tile) const { return full_begin <= tile && tile < full_end; }
+  /// Rows of a tile that see some key of the block, counted from the tile's first.
+  __device__ __forceinline__ int row_begin(int tile, int rows) const {
+    return static_cast<int>(clamp_to<std::int64_t>(rows_begin - std::int64_t{tile} * rows, 0, rows));
+  }
+  __device__ __forceinline__ int row_end(int tile, int rows) const {
+    return static_cast<int>(clamp_to<std::int64_t>(rows_end - std::int64_t{tile} * rows, 0, rows));
+  }
+  __device__ __forceinline__ TileMask mask(int tile, int rows) const {
+    const std::int64_t shift = std::int64_t{tile} * rows - first_key;
+    constexpr std::int64_t kBeyond = 1 << 20;  // further than any tile reaches
+    return {static_cast<int>(clamp_to(sequence.lo_shift + shift, -kBeyond, kBeyond)),
+            static_cast<int>(clamp_to(sequence.hi_shift + shift, -kBeyond, kBeyond)),
+            key_begin,
+            key_end,
+            row_begin(tile, rows),
+            row_end(tile, rows)};
+  }
+  /// First block of `keys` keys of which some row of the tile sees one.
+  __device__ __forceinline__ std::int64_t first_block(int tile, int rows, int keys) const {
+    const std::int64_t row = std::int64_t{tile} * rows;
+    const Sequence& s = sequence;
+    return (s.visible_to_any(row, min_of(row + rows, s.q_length)).begin + s.k_start) / keys;
+  }
+};
+
+}  // namespace onepass::cuda::sm80
