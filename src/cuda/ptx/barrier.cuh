@@ -1,4 +1,3 @@
-<<<<<<< HEAD
 // Barriers in shared memory (mbarrier, sm_80; transactions of TMA, sm_90), named barriers, and the fences beside them.
 // PTX ISA, "Parallel Synchronization and Communication Instructions". Addresses are in the shared window.
 #pragma once
@@ -46,21 +45,6 @@ __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
 /// Makes this thread's writes to shared memory visible to wgmma and TMA; other threads' need a barrier after it.
 __device__ __forceinline__ void fence_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-=======
-// Named barriers of a thread block (sm_80): 1 to 15 are free, 0 is __syncthreads'.
-// PTX ISA, "Parallel Synchronization and Communication Instructions: barrier".
-#pragma once
-
-namespace onepass::ptx {
-
-/// Arrives and waits until `threads` threads have arrived.
-__device__ __forceinline__ void named_barrier_sync(int barrier, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-/// Arrives without waiting; what this thread wrote to shared memory before is seen by those who wait.
-__device__ __forceinline__ void named_barrier_arrive(int barrier, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
->>>>>>> ecc7468 (Attention backward on sm_80: bf16 and f16, transposed scores, paired warps, one barrier a step)
 }
 
 }  // namespace onepass::ptx
