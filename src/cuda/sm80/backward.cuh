@@ -73,6 +73,11 @@ class BackwardBlock {
   }
 
  private:
+  /// Waits for all copies that this thread has begun; only those of a closed group are waited for.
+  static __device__ __forceinline__ void wait_for_copies() {
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+  }
   static __device__ __forceinline__ unsigned char* s_bytes() {
     extern __shared__ __align__(128) unsigned char s_backward[];
     return s_backward;
@@ -176,7 +181,7 @@ class BackwardBlock {
          stage = 1 - stage) {
       const bool first = at.g == 0 && at.tile == scope().tile_begin;
       const Step next = after(at);
-      ptx::cp_async_wait<0>();
+      wait_for_copies();
       ptx::named_barrier_sync(kStep, kThreads);
       if (next.g < p.group) load_stage(1 - stage, next);
       if (kRole == Role::keys && !first) add_dq(1 - stage, before(at));
@@ -186,7 +191,7 @@ class BackwardBlock {
       if (kRole != Role::keys && !first) add_dq(1 - stage, before(at));
       at = after(at);
     }
-    ptx::cp_async_wait<0>();
+    wait_for_copies();
     ptx::named_barrier_sync(kStep, kThreads);
     if (scope().tile_begin < scope().tile_end) add_dq(1 - stage, {p.group - 1, scope().tile_end - 1});
     ptx::named_barrier_sync(kStep, kThreads);
