@@ -79,7 +79,11 @@ __attribute__((target("avx512f"))) Sum read_avx512(const char* p, std::size_t by
   }
   Sum total = read_words<0>(p + kStreams * part, bytes - kStreams * part);
   for (int s = 0; s < kStreams; ++s) {
-    for (int line = 0; line < 4; ++line) total ^= static_cast<Sum>(_mm512_reduce_add_epi64(sum[s][line]));
+    const __m512i all =
+        _mm512_xor_si512(_mm512_xor_si512(sum[s][0], sum[s][1]), _mm512_xor_si512(sum[s][2], sum[s][3]));
+    Sum lanes[8];
+    _mm512_storeu_si512(lanes, all);
+    for (const Sum lane : lanes) total ^= lane;
   }
   return total;
 }

@@ -20,12 +20,15 @@ set(ONEPASS_ISA_SOURCES_amx_emulated ${ONEPASS_ISA_SOURCES_amx})
 # Unrolled tile loops with checks written into them take minutes to compile. So kernels call their address checks, and
 # undefined behaviour is looked for in the portable ones, which are the same source.
 function(onepass_sanitize_kernels target isa)
+  if(ONEPASS_SANITIZE)
+    target_compile_options(${target} PRIVATE -O1)
+  endif()
   if(ONEPASS_SANITIZE MATCHES address)
-    target_compile_options(${target} PRIVATE -O1
+    target_compile_options(${target} PRIVATE
       $<$<CXX_COMPILER_ID:GNU>:--param=asan-instrumentation-with-call-threshold=0>
       "$<$<CXX_COMPILER_ID:Clang>:SHELL:-mllvm -asan-instrumentation-with-call-threshold=0>")
   endif()
-  if(ONEPASS_SANITIZE MATCHES undefined AND (ONEPASS_FUZZ OR NOT isa STREQUAL portable))
+  if(ONEPASS_SANITIZE MATCHES undefined AND NOT isa STREQUAL portable)
     target_compile_options(${target} PRIVATE -fno-sanitize=undefined)
   endif()
   if(ONEPASS_FUZZ)

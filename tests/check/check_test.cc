@@ -140,6 +140,7 @@ TEST(Check, SameSeedSameCase) {
   limits.pass = Pass::backward;
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     const CaseSpec a = check::random_spec(seed, limits), b = check::random_spec(seed, limits);
+    if (!kit::chosen(a)) continue;
     EXPECT_EQ(describe(a), describe(b));
     EXPECT_EQ(Case(a).q.bits(), Case(b).q.bits());
     EXPECT_NE(describe(a), describe(check::random_spec(seed + 1, limits)));

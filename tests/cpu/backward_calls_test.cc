@@ -59,6 +59,7 @@ TEST(BackwardCalls, HiddenNonFiniteValuesChangeNoBit) {
   for (const Kernel* kernel : backward_kernels()) {
     for (check::Array Case::*input : {&Case::q, &Case::k, &Case::v, &Case::grad_out}) {
       for (const std::int64_t n : {5, 70, 149}) {
+        if (!kit::chosen(kernel->name + std::to_string(n), 3e6)) continue;
         const Gradients zeros = gradients_with(*kernel, input, n, 0);
         EXPECT_EQ(gradients_with(*kernel, input, n, NAN), zeros) << kernel->name << " " << n;
         if (input == &Case::v || input == &Case::grad_out) {

@@ -170,6 +170,7 @@ TEST(ClosedForms, C21C22C28C32Bf16Backward) {
       spec.heads_kv = 2;
       spec.window_left = window;
       spec.sinks = spec.grad_lse = true;
+      if (!kit::chosen(check::describe(spec) + std::to_string(sink), 1e6)) continue;
       Case c(spec);
       fill(c.sinks, [&](const Index&) { return sink; });
       refresh(c);

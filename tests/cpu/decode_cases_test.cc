@@ -114,10 +114,11 @@ TEST(Decode, VeryNegativeScores) {
 }
 
 TEST(Decode, VeryLongSequences) {
-  for (const std::int64_t seq_k : {1, 7, 100, 170000 / kThin}) {
+  for (const std::int64_t seq_k : {1, 7, 100, 170000}) {
     for (const std::int64_t seq_q : {1, 16}) {
       CaseSpec spec = sized(seq_q, seq_k, 1, 1, 128);
       spec.dtype = DType::bf16;
+      if (!kit::chosen(spec)) continue;
       Case c(spec);
       fill(c.v, [](const Index&) { return 1.0; });
       run_each(c, [&] {

@@ -78,9 +78,7 @@ void fill_normal(char* data, std::size_t bytes, DType dtype, std::uint64_t seed)
 /// 16384 items of 128 rows and 8 heads of 128: 2^31 elements in each operand. The last item has rows, the others none:
 /// it must be what it is alone.
 TEST(Large, C25PastTwoToThe31Elements) {
-#if defined(ONEPASS_SANITIZED)
-  GTEST_SKIP() << "shadow memory of 36 GiB";
-#endif
+  if (kit::kSanitized) GTEST_SKIP() << "shadow memory of 36 GiB";
   constexpr std::int64_t kBatch = 16384, kSeq = 128, kHeads = 8, kDim = 128, kItem = kSeq * kHeads * kDim;
   constexpr std::int64_t kBlockItems = 64;  // the unit that repeats: fewer mappings
   constexpr std::size_t kBytes = static_cast<std::size_t>(2 * kItem * kBlockItems);
@@ -170,9 +168,7 @@ TEST(Large, C25PastTwoToThe31Elements) {
 /// 4194304 keys, one period of 65536 repeated: the last row of a causal problem is a softmax over one period, its lse
 /// larger by ln 64; and it is the merge of two halves.
 TEST(Large, C26FourMillionKeys) {
-#if defined(ONEPASS_SANITIZED)
-  GTEST_SKIP() << "hours";
-#endif
+  if (kit::kSanitized) GTEST_SKIP() << "hours";
   constexpr std::int64_t kSeq = 4194304, kPeriod = 65536, kDim = 128, kHeads = 8, kRows = 16;
   constexpr std::size_t kBytes = static_cast<std::size_t>(2 * kPeriod * kDim);
   const RepeatedMemory k(kBytes, kSeq / kPeriod, false), v(kBytes, kSeq / kPeriod, false);

@@ -17,19 +17,26 @@ void expect_sweep(const std::vector<const Kernel*>& kernels, const check::Sweep&
 /// Expects one hand-made case to pass on every kernel of this machine that serves it, with 1 and 3 threads.
 void expect_case(const check::CaseSpec& spec);
 
-/// Seeds and counts for random tests, from ONEPASS_TEST_SEED and ONEPASS_TEST_FACTOR (usual: 1, fewer if sanitized).
+/// Where every instruction is instrumented, tests take some twenty times as long.
+#if defined(ONEPASS_SANITIZED)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
+/// Whether to run this case of a test: always, unless sanitized. Then with a chance that falls with its cost, cheap
+/// ones always, and a test's first that is not huge. Cases run and left out become properties of the test, which the
+/// summary counts.
+bool chosen(const check::CaseSpec& spec);
+bool chosen(const std::string& name, double multiply_adds);
+
+/// Seeds and counts for random tests, from ONEPASS_TEST_SEED and ONEPASS_TEST_FACTOR (usual: 1). Sanitized: a twentieth
+/// of that; and the factor counts for the chance of being chosen, too.
 std::uint64_t first_seed();
 int scaled(int cases);
 
 /// What kernels with float32 arithmetic read and write.
 inline constexpr DType kStorage[] = {DType::f32, DType::f16, DType::bf16};
-
-/// Sweeps and sizes are divided by this: where every instruction is instrumented, they are thinner.
-#if defined(ONEPASS_SANITIZED)
-inline constexpr int kThin = 8;
-#else
-inline constexpr int kThin = 1;
-#endif
 
 /// "fwd_cpu_avx2" is a fine test name already; other characters become '_'.
 std::string test_name(const std::string& text);

@@ -3,6 +3,7 @@
 
 #include <map>
 
+#include "kit/kit.h"
 #include "ladder/parallel.h"
 
 namespace onepass::ladder {
@@ -154,6 +155,7 @@ TEST(ParallelGrid, RuleOfThumbAgainstTheModel) {
   // The closed forms against grids of equal blocks, which is what v1's are.
   for (const std::int64_t slots : {1, 2, 5, 12, 13}) {
     for (std::int64_t blocks = 1; blocks <= 30; ++blocks) {
+      if (!kit::chosen(std::to_string(slots) + " " + std::to_string(blocks), 2e6)) continue;
       const RuleOfThumb rule = rule_of_thumb(blocks, slots);
       std::int64_t bad = 0;
       double worst = 1;

@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "kit/kit.h"
 #include "ladder/rungs.h"
 
 namespace onepass::ladder {
@@ -106,6 +107,8 @@ TEST(ParallelWarps, ComputeWhatTheStandardRungsDo) {
     sweep([&](Problem p, const WarpBlock& block) {
       p.causal = mask == 1;
       if (mask == 2) p.left = 9, p.right = 5;
+      const std::string name = std::to_string(p.N) + " " + std::to_string(p.d) + " " + std::to_string(mask);
+      if (!kit::chosen(name + " " + std::to_string(block.warps), static_cast<double>(500 * p.N * p.N))) return;
       Arrays plain = make_arrays(p, 1);
       prepare(kBackwardV2, p, plain);  // L
       prepare(kBackwardStandard, p, plain);
