@@ -57,8 +57,11 @@ __attribute__((target("avx2"))) Sum read_avx2(const char* p, std::size_t bytes) 
     }
   }
   Sum total = read_words<0>(p + kStreams * part, bytes - kStreams * part);
-  for (int s = 0; s < kStreams; ++s)
-    total ^= static_cast<Sum>(_mm256_extract_epi64(_mm256_xor_si256(sum[s][0], sum[s][1]), 0));
+  for (int s = 0; s < kStreams; ++s) {
+    Sum lanes[4];
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(lanes), _mm256_xor_si256(sum[s][0], sum[s][1]));
+    for (const Sum lane : lanes) total ^= lane;
+  }
   return total;
 }
 
