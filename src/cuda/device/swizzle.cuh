@@ -32,6 +32,8 @@ struct LaneRows {
   std::uint32_t lane;
 
   __device__ __forceinline__ LaneRows(std::uint32_t tile, int row, int chunk) : lane(tile + Tile::offset(row, chunk)) {}
+  /// From the address itself.
+  __device__ __forceinline__ explicit LaneRows(std::uint32_t address) : lane(address) {}
 
   /// The lane's address when the block begins at `row`, a multiple of 8, and `chunk`, of which the block's own chunks
   /// share no set bit.

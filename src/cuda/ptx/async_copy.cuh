@@ -18,7 +18,19 @@ __device__ __forceinline__ void cp_async_16(std::uint32_t shared, const void* gl
                : "memory");
 }
 
-/// The same for 4 and 8 bytes, through L1.
+/// Copies 16 bytes, or stores 16 zeros and reads nothing: one instruction, where a variable count of bytes takes ten.
+__device__ __forceinline__ void cp_async_16_or_zeros(std::uint32_t shared, const void* global, bool copy) {
+  asm volatile(
+      "{\n"
+      ".reg .pred zeros;\n"
+      "setp.eq.s32 zeros, %2, 0;\n"
+      "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, zeros;\n"
+      "}" ::"r"(shared),
+      "l"(global), "r"(static_cast<int>(copy))
+      : "memory");
+}
+
+/// cp_async_16 for 4 and 8 bytes, through L1.
 template <int kBytes>
 __device__ __forceinline__ void cp_async_small(std::uint32_t shared, const void* global, std::uint32_t bytes = kBytes) {
   static_assert(kBytes == 4 || kBytes == 8);
