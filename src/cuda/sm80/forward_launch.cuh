@@ -11,7 +11,7 @@ namespace onepass::cuda::sm80 {
 template <class T, int kHeadDim, int kHeadDimV, std::int64_t kLimit>
 struct Forward {
   static_assert(kHeadDim == kHeadDimV);
-  static constexpr ForwardTiles kTiles = forward_tiles<kHeadDim>(kLimit);
+  static constexpr ForwardTiles kTiles = forward_tiles<kHeadDim>();
   static constexpr ForwardSteps kUse = {};
   static_assert(kTiles.shared_bytes(kHeadDim) <= kLimit);
 

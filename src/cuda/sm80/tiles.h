@@ -21,14 +21,15 @@ struct ForwardTiles {
   }
 };
 
+/// What stops the next size, with 65,536 registers and, of shared memory, 227 KB (9.0), 163 KB (8.0), 99 KB (8.6):
 template <int kHeadDim>
-constexpr ForwardTiles forward_tiles(std::int64_t limit) {
-  if (kHeadDim == 32) return {2, 4, 64, 2, 3, true};
-  if (kHeadDim == 64) return {2, 4, 32, 2, 3, true};
-  if (kHeadDim == 96) return {2, 4, 32, 2, 2, true};
-  if (kHeadDim == 128) return {2, 4, 48, 2, 2, false};
-  if (kHeadDim == 192) return {1, 8, 32, 2, 1, true};
-  return limit >= kSharedBytes80 ? ForwardTiles{1, 8, 32, 2, 1, false} : ForwardTiles{1, 4, 32, 2, 1, false};
+constexpr ForwardTiles forward_tiles() {
+  if (kHeadDim == 32) return {2, 4, 64, 2, 3, true};    // a fourth block an SM: 128 registers a thread, which spill
+  if (kHeadDim == 64) return {2, 4, 32, 2, 3, true};    // 64 keys: the third block an SM would spill
+  if (kHeadDim == 96) return {2, 4, 32, 2, 2, true};    // a third block an SM: registers, 48 of O and 48 of Q
+  if (kHeadDim == 128) return {2, 4, 48, 2, 2, false};  // 64 keys, or Q in registers: 255 registers are full
+  if (kHeadDim == 192) return {1, 4, 32, 2, 2, true};   // 32 rows a warp: 192 registers of O alone
+  return {1, 4, 32, 2, 2, true};                        // the same; 98,304 bytes are all that 8.6 has
 }
 
 }  // namespace onepass::cuda::sm80
