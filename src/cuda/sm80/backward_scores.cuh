@@ -59,8 +59,8 @@ __device__ __forceinline__ void weigh(int i, const Scores<kM, kN>& r_s, const fl
                                       Weights<kM, kN>& r_p) {
   const Piece<kM> x(i);
   const float* s = &r_s[x.m][x.n][2 * x.half];
-  r_p[x.m][x.n / 2][x.register_of_weights()] = ptx::pack<T>(ptx::exp2_approx(s[0] * scale_log2 - lse[0]),
-                                                            ptx::exp2_approx(s[1] * scale_log2 - lse[1]));
+  r_p[x.m][x.n / 2][x.register_of_weights()] =
+      ptx::pack<T>(ptx::exp2_approx(s[0] * scale_log2 - lse[0]), ptx::exp2_approx(s[1] * scale_log2 - lse[1]));
 }
 
 /// dS = P (dP - D), in the place of P.
