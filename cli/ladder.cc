@@ -31,32 +31,16 @@ std::vector<std::int64_t> parse_memory(const std::string& text) {
   return sizes;
 }
 
-Status check_range(const std::vector<std::int64_t>& list, const char* option, std::int64_t least, std::int64_t most) {
-  for (const std::int64_t n : list) {
-    if (n >= least && n <= most) continue;
-    return usage_error("%s must be %lld to %lld: got %lld; nearest: %s %lld", option, static_cast<long long>(least),
-                       static_cast<long long>(most), static_cast<long long>(n), option,
-                       static_cast<long long>(clamp_to(n, least, most)));
-  }
-  return {};
-}
-
-Result<std::vector<const ladder::Rung*>> chosen_rungs(const LadderOptions& o) {
-  std::vector<const ladder::Rung*> chosen;
+Result<std::vector<const ladder::Rung*>> cpu_rungs(const LadderOptions& o) {
   std::vector<std::string> names;
+  std::vector<bool> backward;
   for (const ladder::Rung& rung : ladder::rungs()) {
     names.emplace_back(rung.name);
-    const bool pass = o.pass == "all" || (o.pass == "bwd") == (rung.backward());
-    const bool asked = o.rungs.empty() || std::find(o.rungs.begin(), o.rungs.end(), rung.name) != o.rungs.end();
-    if (pass && asked) chosen.push_back(&rung);
+    backward.push_back(rung.backward());
   }
-  for (const std::string& name : o.rungs) {
-    if (std::find(names.begin(), names.end(), name) != names.end()) continue;
-    const std::string near = nearest(name, names);
-    return usage_error("--rung: there is no rung '%s'; nearest: %s", printable(name, 40).c_str(),
-                       near.empty() ? "flash_v2" : near.c_str());
-  }
-  if (chosen.empty()) return usage_error("--rung names none of --pass %s; nearest: --pass all", o.pass.c_str());
+  ONEPASS_ASSIGN(const std::vector<std::size_t> numbers, chosen_rungs(o, names, backward));
+  std::vector<const ladder::Rung*> chosen;
+  for (const std::size_t n : numbers) chosen.push_back(&ladder::rungs()[n]);
   return chosen;
 }
 
@@ -146,10 +130,13 @@ std::vector<LadderCell> cells_of(const std::vector<const ladder::Rung*>& rungs,
 }
 
 Status run_ladder(const LadderOptions& options) {
-  ONEPASS_ASSIGN(const std::vector<const ladder::Rung*> rungs, chosen_rungs(options));
+  if (options.backend == "cuda") return ladder_on_gpu(options);
+  if (!options.heads.empty() || options.no_check) {
+    return usage_error("%s is of the GPU's rungs; nearest: leave it out, or --backend cuda",
+                       options.no_check ? "--no-check" : "--heads");
+  }
+  ONEPASS_ASSIGN(const std::vector<const ladder::Rung*> rungs, cpu_rungs(options));
   ONEPASS_ASSIGN(const std::vector<ladder::Problem> problems, problems_of(options));
-  if (options.backend == "cuda")
-    return unsupported("--backend cuda: the ladder's rungs run on the CPU; nearest: --backend cpu");
   ONEPASS_RETURN_IF_ERROR(check_memory(options, rungs, problems));
   ONEPASS_RETURN_IF_ERROR(check_range(options.processors, "--processors", 1, 1 << 20));
   ONEPASS_RETURN_IF_ERROR(check_mode(options, problems.size()));
@@ -199,6 +186,34 @@ Status run_ladder(const LadderOptions& options) {
 
 }  // namespace
 
+Status check_range(const std::vector<std::int64_t>& list, const char* option, std::int64_t least, std::int64_t most) {
+  for (const std::int64_t n : list) {
+    if (n >= least && n <= most) continue;
+    return usage_error("%s must be %lld to %lld: got %lld; nearest: %s %lld", option, static_cast<long long>(least),
+                       static_cast<long long>(most), static_cast<long long>(n), option,
+                       static_cast<long long>(clamp_to(n, least, most)));
+  }
+  return {};
+}
+
+Result<std::vector<std::size_t>> chosen_rungs(const LadderOptions& o, const std::vector<std::string>& names,
+                                              const std::vector<bool>& backward) {
+  std::vector<std::size_t> chosen;
+  for (std::size_t n = 0; n < names.size(); ++n) {
+    const bool pass = o.pass == "all" || (o.pass == "bwd") == backward[n];
+    const bool asked = o.rungs.empty() || std::find(o.rungs.begin(), o.rungs.end(), names[n]) != o.rungs.end();
+    if (pass && asked) chosen.push_back(n);
+  }
+  for (const std::string& name : o.rungs) {
+    if (std::find(names.begin(), names.end(), name) != names.end()) continue;
+    const std::string near = nearest(name, names);
+    return usage_error("--rung: there is no rung '%s'; nearest: %s", printable(name, 40).c_str(),
+                       near.empty() ? "flash_v2" : near.c_str());
+  }
+  if (chosen.empty()) return usage_error("--rung names none of --pass %s; nearest: --pass all", o.pass.c_str());
+  return chosen;
+}
+
 void add_ladder(CLI::App& app) {
   auto options = std::make_shared<LadderOptions>();
   LadderOptions& o = *options;
@@ -234,9 +249,20 @@ void add_ladder(CLI::App& app) {
   command->add_flag("--blocks", o.blocks, "only: block sizes for 192 KB x 108 and 228 KB x 132 processors, or M's");
   command->add_flag("--parallel", o.parallel, "only: models of the grid, of a block's warps and of a GPU's units");
   add_sizes(*command, "--processors", o.processors, "with --blocks and --fast-memory: how many share the work");
-  command->add_option("--backend", o.backend, "auto or cpu")->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+  command->add_option("--backend", o.backend, "auto or cpu: one head; cuda: the GPU's rungs")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+  add_sizes(*command, "--heads", o.heads, "with cuda: batch x heads (default 16)");
+  command->add_flag("--no-check", o.no_check, "with cuda: time only, no comparison with the reference");
   add_execution_options(*command, o);
-  command->callback([options] { require(run_ladder(*options)); });
+  command->callback([options, command] {
+    if (options->backend == "cuda") {
+      require(check_used(*command,
+                         {"--backend", "--seq", "--head-dim", "--heads", "--dtype", "--causal", "--pass", "--rung",
+                          "--no-check", "--threads", "--seed", "--json"},
+                         "the GPU's rungs have tiles of their own and no window"));
+    }
+    require(run_ladder(*options));
+  });
 }
 
 }  // namespace onepass::cli

@@ -12,6 +12,7 @@ namespace onepass::cli {
 
 struct LadderOptions : Options {
   std::vector<std::int64_t> fast_memory, processors;
+  bool no_check = false;  // of the GPU's rungs
   std::vector<std::string> rungs;
   std::string pass = "all", sweep;
   bool fit = false, by_tensor = false, blocks = false, trace = false, parallel = false;
@@ -56,6 +57,14 @@ LadderReport ladder_trace(const std::vector<LadderCell>& cells, std::uint64_t se
 LadderReport ladder_blocks(const LadderOptions& options, DType dtype, std::int64_t seq);
 /// The parallel rungs: grid, FLOPs by their cost, warps, overlaps. The problem is of one head.
 Status ladder_parallel(const ladder::Problem& problem, LadderReport& report);
+
+/// The rungs of src/cuda/ladder on the first GPU, one table for each shape.
+Status ladder_on_gpu(const LadderOptions& options);
+
+/// The rungs that --rung and --pass name, as indices into `names`; `backward` says which pass each is of.
+Result<std::vector<std::size_t>> chosen_rungs(const LadderOptions& options, const std::vector<std::string>& names,
+                                              const std::vector<bool>& backward);
+Status check_range(const std::vector<std::int64_t>& list, const char* option, std::int64_t least, std::int64_t most);
 
 std::string with_commas(std::int64_t n);
 

@@ -5,6 +5,7 @@ set(ONEPASS_CUDA_FLAGS -std=c++20 --expt-relaxed-constexpr -Xcompiler=-fvisibili
     -Xptxas=-v,--warn-on-spills,--warning-as-error)
 set(ONEPASS_CUDA_ARCH_sm80 -gencode arch=compute_80,code=[sm_80,compute_80])
 set(ONEPASS_CUDA_ARCH_sm90 -gencode arch=compute_90a,code=sm_90a)
+set(ONEPASS_CUDA_ARCH_ladder ${ONEPASS_CUDA_ARCH_sm80} -gencode=arch=compute_90,code=sm_90)
 
 function(onepass_cuda_library name arch)
   add_library(${name} OBJECT ${ARGN})
@@ -76,3 +77,13 @@ macro(onepass_add_cuda_kernels target)
   target_compile_definitions(${target} PUBLIC ONEPASS_CUDA=1)
   target_link_libraries(${target} PUBLIC CUDA::cudart_static)
 endmacro()
+
+# The derivation's rungs on the GPU: of the command line and the tests, never of the library.
+function(onepass_add_gpu_ladder)
+  file(GLOB kernels CONFIGURE_DEPENDS src/cuda/ladder/*.cu)
+  onepass_cuda_library(onepass_cuda_ladder ladder ${kernels})
+  file(GLOB host_sources CONFIGURE_DEPENDS src/cuda/ladder/*.cc)
+  add_library(onepass_gpu_ladder STATIC ${host_sources})
+  target_link_libraries(onepass_gpu_ladder PUBLIC onepass_check onepass_cuda_ladder)
+  onepass_warnings(onepass_gpu_ladder)
+endfunction()

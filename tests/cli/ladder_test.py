@@ -5,6 +5,7 @@ import json
 import math
 import os
 import resource
+import subprocess
 import sys
 import unittest
 
@@ -154,9 +155,24 @@ class Ladder(Cli):
                            (["--sweep", "block-rows", "--seq", 0], "512"), (["--fast-memory", 1], "got 1;"),
                            (["--processors", 5], "--blocks"), (["--trace", "--blocks"], "nearest: one"),
                            (["--parallel", "--seq", "1,2"], "one"), (["--blocks", "--seq", "1,2"], "one"),
-                           (["--sweep", "block-rows", "--head-dim", "1,2"], "one")):
+                           (["--sweep", "block-rows", "--head-dim", "1,2"], "one"),
+                           (["--heads", 2], "--backend cuda"), (["--no-check"], "--backend cuda"),
+                           (["--backend", "cuda", "--fast-memory", "1K"], "tiles of their own"),
+                           (["--backend", "cuda", "--window", "1,0"], "no window")):
             self.assertIn(word, self.onepass("ladder", *args, code=2))
-        self.onepass("ladder", "--backend", "cuda", code=3)
+
+    def test_on_the_gpu(self):
+        tried = subprocess.run([cli_kit.onepass_path, "ladder", "--backend", "cuda"], capture_output=True, text=True)
+        if tried.returncode == 3:
+            self.assertIn("nearest: --backend cpu", tried.stderr)
+            self.skipTest("no GPU, or a build for the CPU only")
+        for args, word in ((["--head-dim", 96], "--head-dim 128"), (["--dtype", "f16"], "--dtype bf16"),
+                           (["--seq", 0], "--seq 1"), (["--rung", "flashv2"], "flash_v2")):
+            self.assertIn(word, self.onepass("ladder", "--backend", "cuda", *args, code=2))
+        for row in self.rows("ladder", "--backend", "cuda", "--seq", 200, "--heads", 3, "--causal"):
+            self.assertEqual(list(row)[:len(LADDER_KEYS)], LADDER_KEYS)
+            self.assertLess(row["max_abs_err"], 0.05, row["rung"])
+            self.assertGreater(row["seconds"], 0)
 
     @unittest.skipIf(os.environ.get("ONEPASS_SANITIZED"), "the bar is of an optimised build")
     def test_within_the_bar(self):
