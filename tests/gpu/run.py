@@ -4,7 +4,8 @@
     python3 run.py [--sanitize] [--bench] [--jobs N] [--commit HASH]
 
 Needs no package. out/gpu-report.json: commit, device, tests, cases by kernel, failures, findings of compute-sanitizer.
-With --bench and PyTorch there: out/gpu_*.json, by bench/compare_gpu.py.
+With --bench: out/gpu.json, by bench/compare_gpu.py, if PyTorch is there; out/gpu_ladder.json, by bench/ladder_gpu.py,
+if NVIDIA's Nsight Compute (ncu) is.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -96,6 +98,9 @@ def main() -> int:
     if a.bench:
         subprocess.run([sys.executable, HERE / "compare_gpu.py", "--library", HERE / "libonepass.so", "--commit",
                         a.commit, "--out", OUT / "gpu.json"], check=False)
+        if shutil.which("ncu"):
+            subprocess.run([sys.executable, HERE / "ladder_gpu.py", "--onepass", HERE / "onepass", "--out",
+                            OUT / "gpu_ladder.json"], check=False)
     return 1 if report["failures"] else 0
 
 
