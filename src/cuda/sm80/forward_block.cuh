@@ -1,6 +1,8 @@
 // What one warp of the forward pass holds and does: its rows of S = Q K^T, P = softmax(S) and O = P V, in registers.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/device/swizzle.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/matrix.cuh"
@@ -12,9 +14,19 @@ namespace onepass::cuda::sm80 {
 inline constexpr float kLn2 = 0.693147180559945309f;
 inline constexpr float kInfinity = __builtin_huge_valf();
 
+/// When a row's reference, what its exponents are counted from, follows its maximum: always, or when the maximum has
+/// grown by more than 8 in base 2, or when a block's sum of weights shows that it was too low (no maximum is taken).
 enum class Maximum { exact, lazy, checked };
+
+/// The steps of docs/sm80.md that are not in the tile table; the library uses the last value of each.
 struct ForwardSteps {
+  bool swizzle = true;
+  Copies copies = Copies::predicated;
+  bool load_ahead = true;       // a block's copies run during the block before
+  bool fragments_ahead = true;  // ldmatrix runs during the products before
   Maximum maximum = Maximum::checked;
+  bool load_behind_scores = true;  // those copies are issued behind Q K^T, not before it
+  bool last_tiles_first = true;    // with a causal mask the last tiles of a head have the most keys
 };
 
 struct ForwardArgs {
@@ -36,11 +48,10 @@ struct ForwardBlock {
   static constexpr int kRows = 2 * kRowTiles;  // rows a thread has a part of
   static constexpr int kWarpRows = kTiles.warp_rows();
   static constexpr float kSumLimit = 256;
-  using Layout = SwizzledTile<kHeadDim>;
-  using Lane = LaneRows<kHeadDim>;
+  using Layout = std::conditional_t<kUse.swizzle, SwizzledTile<kHeadDim>, PlainTile<kHeadDim>>;
   static constexpr int kTileBytes = kBlockK * Layout::kRowBytes;
-  using KeyLoader = TileLoader<kBlockK, kHeadDim, kTiles.threads()>;
-  using QueryLoader = TileLoader<kTiles.block_q(), kHeadDim, kTiles.threads()>;
+  using KeyLoader = TileLoader<Layout, kBlockK, kHeadDim, kTiles.threads(), kUse.copies>;
+  using QueryLoader = TileLoader<Layout, kTiles.block_q(), kHeadDim, kTiles.threads(), kUse.copies>;
 
   const ForwardArgs& args;
   std::uint32_t s_q, s_k, s_v;  // addresses
@@ -53,6 +64,12 @@ struct ForwardBlock {
   std::uint32_t r_p[kBlockK / 16][kRowTiles][4];
   float r_o[kRowTiles][kOutTiles][4];
   float r_max[kRows], r_shift[kRows], r_sum[kRows], r_limit[kRows];
+
+  /// The address `s_lane`, of a row and of chunk 0 or 1, moved on.
+  __device__ __forceinline__ static std::uint32_t at(std::uint32_t s_lane, int row, int chunk) {
+    if constexpr (kUse.swizzle) return LaneRows<kHeadDim>(s_lane).at(row, chunk);
+    return s_lane + row * Layout::kRowBytes + chunk * 16;
+  }
 
   /// Q *= q_factor, in the warp's own rows.
   __device__ void scale_queries(char* s_rows) const {
@@ -67,7 +84,7 @@ struct ForwardBlock {
     for (int step = 0; step < kSteps; ++step)
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m)
-        ptx::ldmatrix_x4(r_q[step % (kTiles.q_in_registers ? kSteps : 1)][m], Lane(s_q + q_lane).at(m * 16, 2 * step));
+        ptx::ldmatrix_x4(r_q[step % (kTiles.q_in_registers ? kSteps : 1)][m], at(s_q + q_lane, m * 16, 2 * step));
   }
   /// S = Q K^T for the K tile at s_tile.
   __device__ __forceinline__ void scores(std::uint32_t s_tile) {
@@ -81,15 +98,16 @@ struct ForwardBlock {
     std::uint32_t a[2][kRowTiles][4], b[2][kColumnTiles / 2][4];
     const auto fetch = [&](int step) {
 #pragma unroll
-      for (int n = 0; n < kColumnTiles / 2; ++n) ptx::ldmatrix_x4(b[step % 2][n], Lane(s_lane).at(n * 16, 2 * step));
+      for (int n = 0; n < kColumnTiles / 2; ++n) ptx::ldmatrix_x4(b[step % 2][n], at(s_lane, n * 16, 2 * step));
       if constexpr (!kTiles.q_in_registers)
 #pragma unroll
-        for (int m = 0; m < kRowTiles; ++m) ptx::ldmatrix_x4(a[step % 2][m], Lane(s_q + q_lane).at(m * 16, 2 * step));
+        for (int m = 0; m < kRowTiles; ++m) ptx::ldmatrix_x4(a[step % 2][m], at(s_q + q_lane, m * 16, 2 * step));
     };
-    fetch(0);
+    if (kUse.fragments_ahead) fetch(0);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      if (step + 1 < kSteps) fetch(step + 1);
+      const int next = kUse.fragments_ahead ? step + 1 : step;
+      if (next < kSteps) fetch(next);
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m)
 #pragma unroll
@@ -111,13 +129,13 @@ struct ForwardBlock {
     const auto fetch = [&](int unit) {
 #pragma unroll
       for (int i = 0; i < kPair; ++i)
-        ptx::ldmatrix_x4_trans(b[unit % 2][i],
-                               Lane(s_lane).at(unit / kGroups * 16, unit % kGroups * 2 * kPair + 2 * i));
+        ptx::ldmatrix_x4_trans(b[unit % 2][i], at(s_lane, unit / kGroups * 16, unit % kGroups * 2 * kPair + 2 * i));
     };
-    fetch(0);
+    if (kUse.fragments_ahead) fetch(0);
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) {
-      if (unit + 1 < kUnits) fetch(unit + 1);
+      const int next = kUse.fragments_ahead ? unit + 1 : unit;
+      if (next < kUnits) fetch(next);
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m)
 #pragma unroll
@@ -129,12 +147,12 @@ struct ForwardBlock {
     }
   }
 
-  /// p = 2^(c s - shift) in place for the scores of one 16-key step; adds to sums.
+  /// p = 2^(c s - shift) in place for the scores of one 16-key step; adds to sums. Neighbouring sums are of other rows.
   __device__ __forceinline__ void exponentials(int step, float (&sums)[kRows]) {
 #pragma unroll
-    for (int m = 0; m < kRowTiles; ++m)
+    for (int n = 2 * step; n < 2 * step + 2; ++n)
 #pragma unroll
-      for (int n = 2 * step; n < 2 * step + 2; ++n)
+      for (int m = 0; m < kRowTiles; ++m)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           float& s = r_s[m][n][i];

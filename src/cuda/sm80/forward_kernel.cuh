@@ -28,7 +28,8 @@ __global__ void __launch_bounds__(Plan::kTiles.threads(), Plan::kTiles.blocks_pe
   const unsigned item_head = group * args.heads_together + (within - tile_from_end * group_heads);
   const std::int64_t b = item_head / static_cast<unsigned>(problem.heads_q);
   const std::int64_t head = item_head - b * problem.heads_q;
-  const std::int64_t tile_row = static_cast<std::int64_t>(args.q_tiles - 1 - tile_from_end) * kBlockQ;
+  const std::int64_t tile_row =
+      std::int64_t{kUse.last_tiles_first ? args.q_tiles - 1 - tile_from_end : tile_from_end} * kBlockQ;
   const std::int64_t kv_head = problem.kv_head(head);
   const std::int64_t item = problem.mask.varlen ? 0 : b;
 
@@ -138,23 +139,27 @@ __global__ void __launch_bounds__(Plan::kTiles.threads(), Plan::kTiles.blocks_pe
       ptx::cp_async_wait<0>();
       __syncthreads();
     }
-    const auto load_next = [&] {
-      if (!aligned || t + 1 >= blocks) return;
-      const std::uint32_t s_next = s_thread + (t + 1) % kStages * Block::kTileBytes;
+    const auto load_block = [&](int i) {
+      if (!aligned || i >= blocks) return;
+      const std::uint32_t s_next = s_thread + i % kStages * Block::kTileBytes;
       k.load_full(s_next, g_k, 0);
-      v.load_full(s_next + kStages * Block::kTileBytes, g_v, first_key(t + 1));
+      v.load_full(s_next + kStages * Block::kTileBytes, g_v, first_key(i));
       ptx::cp_async_commit();
       g_k -= kBlockK * k.row_bytes;
       g_v -= kBlockK * v.row_bytes;
     };
-    if (t < warp_begin || t >= warp_end) {
-      load_next();
-      continue;
+    if constexpr (!Plan::kUse.load_ahead) {
+      if (t > 0) load_block(t);
+      ptx::cp_async_wait<0>();
+      __syncthreads();
     }
+    const bool seen = t >= warp_begin && t < warp_end;
+    if (kUse.load_ahead && !(kUse.load_behind_scores && seen)) load_block(t + 1);
+    if (!seen) continue;
     const std::uint32_t s_k = block.s_k + t % kStages * Block::kTileBytes;
     const std::uint32_t s_v = block.s_v + t % kStages * Block::kTileBytes;
     block.scores(s_k);
-    load_next();
+    if (kUse.load_ahead && kUse.load_behind_scores) load_block(t + 1);
     mask_scores(t);
     if (kUse.maximum == Maximum::exact || t == warp_begin) {
       block.exact_softmax();

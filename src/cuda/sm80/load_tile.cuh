@@ -4,6 +4,7 @@
 #include "core/problem.h"
 #include "cuda/device/swizzle.cuh"
 #include "cuda/ptx/async_copy.cuh"
+#include "cuda/ptx/shared.cuh"
 
 namespace onepass::cuda::sm80 {
 
@@ -14,10 +15,21 @@ inline int row_alignment(const Tensor& t, std::int64_t columns) {
   return bits % 16 == 0 ? 16 : bits % 4 == 0 ? 4 : 2;
 }
 
+/// How a thread moves 16 bytes: by way of its registers, or by cp.async with a count of bytes (ten instructions), or
+/// with a predicate (one).
+enum class Copies { registers, counted, predicated };
+
+/// Rows of kCols elements one after the other, as SwizzledTile and LaneRows without the permutation.
+template <int kCols>
+struct PlainTile {
+  static constexpr int kRowBytes = 2 * kCols, kChunks = kCols / 8, kGroup = SwizzledTile<kCols>::kGroup;
+  static __device__ constexpr int offset(int row, int chunk) { return row * kRowBytes + chunk * 16; }
+};
+
 /// Copies kRows rows of up to kColumns elements with a thread block: each thread the same chunks of every kDown-th row.
-template <int kRows, int kColumns, int kThreads>
+template <class TileLayout, int kRows, int kColumns, int kThreads, Copies kCopies>
 struct TileLoader {
-  using Layout = SwizzledTile<kColumns>;
+  using Layout = TileLayout;
   static constexpr int kAcross = Layout::kChunks % 16 == 0 ? 16 : Layout::kGroup;  // threads along a row
   static constexpr int kDown = kThreads / kAcross;                                 // rows at a time
   static constexpr int kTimes = Layout::kChunks / kAcross;                         // chunks a row and thread
@@ -35,14 +47,24 @@ struct TileLoader {
 
   /// This thread's first chunk.
   __device__ const char* thread_rows() const { return g_rows + row() * row_bytes + chunk() * 16; }
+  __device__ __forceinline__ static void copy(std::uint32_t s_chunk, const char* g_chunk, bool wanted) {
+    if constexpr (kCopies == Copies::predicated) {
+      ptx::cp_async_16_or_zeros(s_chunk, g_chunk, wanted);
+    } else if constexpr (kCopies == Copies::counted) {
+      ptx::cp_async_16(s_chunk, g_chunk, wanted ? 16 : 0);
+    } else {
+      const uint4 x = wanted ? *reinterpret_cast<const uint4*>(g_chunk) : uint4{};
+      ptx::store_shared(s_chunk, x.x, x.y, x.z, x.w);
+    }
+  }
   /// A tile of aligned rows, wanted from row `first` on, given this thread's first chunk.
   __device__ __forceinline__ void load_full(std::uint32_t s_thread, const char* g_thread, int first) const {
 #pragma unroll
     for (int pass = 0; pass < kRows / kDown; ++pass) {
 #pragma unroll
       for (int time = 0; time < kTimes; ++time) {
-        ptx::cp_async_16_or_zeros(s_thread + pass * kDown * Layout::kRowBytes + time * kAcross * 16,
-                                  g_thread + time * kAcross * 16, has_columns(time) && row() + pass * kDown >= first);
+        copy(s_thread + pass * kDown * Layout::kRowBytes + time * kAcross * 16, g_thread + time * kAcross * 16,
+             has_columns(time) && row() + pass * kDown >= first);
       }
       g_thread += kDown * row_bytes;
     }
