@@ -87,3 +87,12 @@ function(onepass_add_gpu_ladder)
   target_link_libraries(onepass_gpu_ladder PUBLIC onepass_check onepass_cuda_ladder)
   onepass_warnings(onepass_gpu_ladder)
 endfunction()
+
+# The steps of docs/sm80.md, timed: `ninja onepass_sm80_steps`. Some of them spill.
+function(onepass_add_sm80_steps)
+  add_executable(onepass_sm80_steps EXCLUDE_FROM_ALL bench/sm80_steps.cu)
+  target_include_directories(onepass_sm80_steps PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
+  target_compile_options(onepass_sm80_steps PRIVATE -std=c++20 --expt-relaxed-constexpr ${ONEPASS_CUDA_ARCH_sm80})
+  target_link_libraries(onepass_sm80_steps PRIVATE CUDA::cudart_static)
+  set_target_properties(onepass_sm80_steps PROPERTIES CUDA_ARCHITECTURES OFF CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED OFF)
+endfunction()
