@@ -129,6 +129,12 @@ Status read_gradient(const DLTensor* gradient, const Expect& expect, const DLTen
   return require_dtype(expect, parsed, p.dtype);
 }
 
+/// Whether aligned copies of whole chunks serve: rows that begin at 16 bytes, and out in the inputs' type.
+bool aligned_forward(const Problem& p, const ForwardOperands& f) {
+  return rows_aligned(f.q) && rows_aligned(f.k) && rows_aligned(f.v) && rows_aligned(f.out) &&
+         (!f.out || f.out.dtype == p.dtype);
+}
+
 }  // namespace
 
 Status make_request(const onepass_forward_args_t& args, bool planning, Request* request) {
@@ -150,7 +156,7 @@ Status make_request(const onepass_forward_args_t& args, bool planning, Request* 
   ONEPASS_RETURN_IF_ERROR(read_scores(options, planning, &r.problem));
   if (!planning || args.out != nullptr)
     ONEPASS_RETURN_IF_ERROR(read_out(args.out, {"out", planning}, r.problem, true, &f.out));
-  r.problem.aligned_rows = rows_aligned(f.q) && rows_aligned(f.k) && rows_aligned(f.v) && rows_aligned(f.out);
+  r.problem.aligned_rows = aligned_forward(r.problem, f);
   if (args.lse != nullptr) ONEPASS_RETURN_IF_ERROR(parse_rows({"lse", planning}, args.lse, r.problem, &f.lse));
   ONEPASS_RETURN_IF_ERROR(finish(options, planning, args.workspace, args.workspace_size, 0, request));
   return planning ? Status{} : check_operands(r.problem, f, {args.workspace, r.workspace_needed});
@@ -260,7 +266,7 @@ Status make_request(const onepass_decode_args_t& args, bool planning, Request* r
   }
   if (!planning || args.out != nullptr) ONEPASS_RETURN_IF_ERROR(read_out(args.out, {"out", planning}, p, true, &f.out));
   if (args.lse != nullptr) ONEPASS_RETURN_IF_ERROR(parse_rows({"lse", planning}, args.lse, p, &f.lse));
-  p.aligned_rows = rows_aligned(f.q) && rows_aligned(f.k) && rows_aligned(f.v) && rows_aligned(f.out);
+  p.aligned_rows = aligned_forward(p, f);
   if (r.cache_seqlens != nullptr && !p.on_device) {
     for (std::int64_t b = 0; b < p.batch; ++b) {
       const std::int64_t limit = min_of<std::int64_t>(p.seq_k, INT32_MAX);  // lengths are int32

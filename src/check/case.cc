@@ -18,7 +18,8 @@ Case::Case(const CaseSpec& spec) : spec_(spec) {
   if (spec.pass == Pass::backward) save_forward();
   const bool packed = spec.varlen();
   for (const Array* array : {&q, &k, &v, &out, &saved_out, &grad_out, &grad_q, &grad_k, &grad_v}) {
-    problem_.aligned_rows = problem_.aligned_rows && (!*array || rows_aligned(array->tensor(packed)));
+    const bool aligned = !*array || (rows_aligned(array->tensor(packed)) && array->tensor(packed).dtype == spec.dtype);
+    problem_.aligned_rows = problem_.aligned_rows && aligned;
   }
   for (Array* array : inputs()) array->seal();
   for (Array* array : outputs()) array->seal();

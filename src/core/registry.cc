@@ -141,8 +141,9 @@ const char* mismatch(const Kernel& kernel, const Problem& problem) {
   if (kernel.pass == Pass::decode && problem.seq_q > 16) return "more than 16 query rows";
   if (kernel.backend == Backend::cuda && has_modifiers(problem.score)) return "softcap, ALiBi, bias, sinks or dropout";
   if (arch_of(kernel) == "sm90") {
-    if (!problem.aligned_rows) return "rows that are not 16-byte aligned";
-    if (!(problem.score.scale > 0)) return "a scale that is not positive";
+    if (!problem.aligned_rows) return "rows that are not 16-byte aligned, or a float32 out";
+    if (kernel.pass == Pass::forward && problem.head_dim_v % 8 != 0) return "a head_dim_v that is no multiple of 8";
+    if (kernel.pass == Pass::forward && !(problem.score.scale > 0)) return "a scale that is not positive";
     if (max_of(problem.total_q, problem.total_k) >= (std::int64_t{1} << 29)) return "2^29 rows or more";
   }
   return nullptr;

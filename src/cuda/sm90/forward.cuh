@@ -1,5 +1,6 @@
-// The Hopper forward: persistent blocks of one producer warpgroup, which loads by TMA, and 2 to 4 consumers, which
-// multiply by wgmma. docs/hopper.md tells why each choice.
+// The Hopper forward: persistent blocks of one producer warpgroup, which loads
+// by TMA, and 2 to 4 consumers, which multiply by wgmma. docs/hopper.md tells
+// why each choice.
 #pragma once
 
 #include "cuda/sm90/forward_consumer.cuh"
@@ -23,9 +24,9 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     init(shared.q_full, C::kQStages, 1);
     init(shared.q_empty, C::kQStages, C::kWarpgroups);
     init(shared.k_full, C::kStages, 1);
-    init(shared.k_empty, C::kStages, C::kReleases);
+    init(shared.k_empty, C::kStages, C::kWarpgroups);
     init(shared.v_full, C::kStages, 1);
-    init(shared.v_empty, C::kStages, C::kReleases);
+    init(shared.v_empty, C::kStages, C::kWarpgroups);
     init(shared.tile_full, C::kTileSlots, 1);
     init(shared.tile_empty, C::kTileSlots, C::kWarpgroups + 2);
     ptx::fence_mbarrier_init();

@@ -1,7 +1,9 @@
-// A consumer warpgroup: 64 rows of the tile. One step multiplies the next scores while the last probabilities meet V:
+// A consumer warpgroup: 64 rows of the tile. One step multiplies the next
+// scores while the last probabilities meet V:
 //     S(i) = Q K(i)   |   O += P(i - 1) V(i - 1)   |   P(i) = softmax(S(i))
-// and runs on over tiles: the first step of a tile finishes the one before, whose O is written out in the step after.
-// Blocks are taken from the right. Shah et al., "FlashAttention-3" (2024), for the overlap inside a warpgroup.
+// and runs on over tiles: the first step of a tile finishes the one before,
+// whose O is written out in the step after. Blocks are taken from the right.
+// Shah et al., "FlashAttention-3" (2024), for the overlap inside a warpgroup.
 #pragma once
 
 #include "cuda/ptx/async_copy.cuh"
@@ -10,9 +12,10 @@
 #include "cuda/ptx/registers.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
-#include "cuda/sm90/forward_producer.cuh"
+#include "cuda/sm90/forward_mask.cuh"
 #include "cuda/sm90/forward_repair.cuh"
 #include "cuda/sm90/forward_softmax.cuh"
+#include "cuda/sm90/forward_write.cuh"
 
 namespace onepass::cuda::sm90 {
 
@@ -26,24 +29,27 @@ class ForwardConsumer {
   __device__ __forceinline__ void run() {
     if constexpr (C::kFixedReference) forget_repairs();
     if (C::kTile.ping_pong && warpgroup_ == C::kWarpgroups - 1) pass_turn();
-    take(next_blocks());
+    find_next();
+    take_next();
     while (blocks_.first <= blocks_.last) {
       wait_q();
-      skip(shared_.k_full, shared_.k_empty, k_at_, skipped_right());
+      skip(shared_.k_full, shared_.k_empty, k_at_, blocks_.right);
       wait(shared_.k_full, k_at_, C::kStages);
       ptx::keep(r_s_);
       ptx::wgmma_fence();
       multiply_scores();
       ptx::wgmma_commit();
+      find_next();
+      const Seen seen = seen_in(blocks_.last);
       ptx::wgmma_wait<0>();
       ptx::keep(r_s_);
-      release_block(shared_.k_empty, k_at_++);
-      skip(shared_.v_full, shared_.v_empty, v_at_, skipped_right());
-      softmax<kFirst>(blocks_.last);
+      release(shared_.k_empty, k_at_++, C::kStages);
+      skip(shared_.v_full, shared_.v_empty, v_at_, blocks_.right);
+      float factor[2];
+      softmax<kFirst>(blocks_.last, seen, factor);
       pack_probabilities();
       int accumulate, skipped;
       for (;;) {
-        const Blocks next = next_blocks();
         accumulate = 0;
         int block = blocks_.last - 1;
         while (block >= blocks_.first) {
@@ -52,19 +58,21 @@ class ForwardConsumer {
 #pragma unroll 1
           for (; block >= blocks_.inner_first && block <= blocks_.inner_last; --block) step<kInner>(block, 1);
         }
-        skipped = skipped_left();
+        skipped = blocks_.left;
         skip(shared_.k_full, shared_.k_empty, k_at_, skipped);
         release(shared_.q_empty, tile_at_ - 1, C::kQStages);
-        take(next);
-        if (drain_ || blocks_.first > blocks_.last) break;
+        take_next();
+        if (!C::kFlattened || drain_ || blocks_.first > blocks_.last) break;
         wait_q();
-        skip(shared_.k_full, shared_.k_empty, k_at_, skipped_right());
+        skip(shared_.k_full, shared_.k_empty, k_at_, blocks_.right);
         step<kFirst>(blocks_.last, accumulate);
-        skip(shared_.v_full, shared_.v_empty, v_at_, skipped + skipped_right());
+        skip(shared_.v_full, shared_.v_empty, v_at_, skipped + blocks_.right);
       }
       finish(accumulate);
       skip(shared_.v_full, shared_.v_empty, v_at_, skipped);
-      if constexpr (C::kFixedReference) repair();
+      if constexpr (C::kFixedReference) {
+        if (C::kFlattened || drain_ || blocks_.first > blocks_.last) repair();
+      }
     }
   }
 
@@ -80,26 +88,27 @@ class ForwardConsumer {
   __device__ __forceinline__ void release(std::uint64_t* empty, unsigned at, unsigned slots) {
     if (leader_) ptx::mbarrier_arrive(ptx::shared_address(empty + at % slots));
   }
-  /// The same for a slot of K or V, after the products of the warp (of the warpgroup, where all take every block).
-  __device__ __forceinline__ void release_block(std::uint64_t* empty, unsigned at) {
-    const bool mine = C::kTile.skip ? threadIdx.x % 32 == 0 : leader_;
-    if (mine) ptx::mbarrier_arrive(ptx::shared_address(empty + at % C::kStages));
-  }
-  /// Gives `count` slots back unused.
+  /// Gives `count` slots back unused. Only the warp that does so waits: others
+  /// could find the slot filled again. Its lanes wait together, and others take
+  /// no round: a loop of one lane would end the compiler's knowledge that the
+  /// warp is together, and with it descriptors in uniform registers.
   __device__ __forceinline__ void skip(std::uint64_t* full, std::uint64_t* empty, unsigned& at, int count) {
     if constexpr (C::kTile.skip) {
+      if (count == 0) return;
+      const int mine = uniform(threadIdx.x % 128 < 32 ? count : 0);
 #pragma unroll 1
-      for (; count > 0; --count) {
-        wait(full, at, C::kStages);
-        release_block(empty, at);
-        at = ptx::successor(at);
+      for (int i = 0; i < mine; ++i) {
+        wait(full, at + i, C::kStages);
+        release(empty, at + i, C::kStages);
       }
+      at += count;
     }
   }
   __device__ __forceinline__ void wait_q() {
     wait(shared_.q_full, tile_at_ - 1, C::kQStages);
   }
-  // Barriers 1 to 3, two warpgroups each: the one before arrives after its products, the one whose turn it is waits.
+  // Barriers 1 to 3, two warpgroups each: the one before arrives after its
+  // products, the one whose turn it is waits.
   __device__ __forceinline__ void await_turn() {
     if constexpr (C::kTile.ping_pong) ptx::named_barrier_sync(1 + warpgroup_, 256);
   }
@@ -118,22 +127,25 @@ class ForwardConsumer {
   __device__ __forceinline__ static int uniform(int x) {
     return __shfl_sync(~0u, x, 0);
   }
-  /// This warpgroup's blocks of the tile after the one in hand; none at the end.
-  __device__ __forceinline__ Blocks next_blocks() {
+  /// Looks up this warpgroup's blocks of the tile after the one in hand; none
+  /// at the end.
+  __device__ __forceinline__ void find_next() {
     wait(shared_.tile_full, tile_at_, C::kTileSlots);
     const Blocks& mine = shared_.blocks[tile_at_ % C::kTileSlots][warpgroup_];
-    return {uniform(mine.first), uniform(mine.last), uniform(mine.inner_first), uniform(mine.inner_last)};
+    next_ = {uniform(mine.first), uniform(mine.last), uniform(mine.inner_first), uniform(mine.inner_last), 0, 0};
+    if constexpr (C::kTile.skip) next_.right = uniform(mine.right), next_.left = uniform(mine.left);
   }
-  __device__ __forceinline__ void take(const Blocks& blocks) {
-    blocks_ = blocks;
+  __device__ __forceinline__ void take_next() {
+    blocks_ = next_;
     ++tile_at_;
   }
-  /// The tile's blocks right and left of this warpgroup's.
-  __device__ __forceinline__ int skipped_right() const {
-    return C::kTile.skip ? uniform(tile().last) - blocks_.last : 0;
+  // Read again where rarely needed, so that no register holds them, or what
+  // follows from them.
+  __device__ __forceinline__ static int this_thread() {  // in the warpgroup
+    return ptx::recomputed(static_cast<int>(threadIdx.x % 128));
   }
-  __device__ __forceinline__ int skipped_left() const {
-    return C::kTile.skip ? blocks_.first - uniform(tile().first) : 0;
+  __device__ __forceinline__ static int lane() {
+    return ptx::recomputed(static_cast<int>(threadIdx.x % 32));
   }
   /// Row r (0 or 1) of this thread, in the tile.
   __device__ __forceinline__ int row_of(int r, int thread) const {
@@ -141,71 +153,43 @@ class ForwardConsumer {
   }
 
   // ---- Softmax of the scores in hand, those of `block`.
+  /// The warp's first row, counted as the block's columns are.
+  __device__ __forceinline__ int first_row(int block) const {
+    return row_of(0, this_thread() & ~31) - block * kBlockK;
+  }
+  __device__ __forceinline__ Seen seen_in(int block) const {
+    const int row = first_row(block), hi = tile().hi + row, length = tile().k_length - block * kBlockK;
+    return {uniform(tile().lo + row + 15), uniform(min(hi, length)), uniform(min(hi + 15, length))};
+  }
+
+  /// True if O needs `factor`.
   template <Step kStep>
-  __device__ __forceinline__ bool softmax(int block, float (&factor)[2]) {
+  __device__ __forceinline__ bool softmax(int block, const Seen& seen, float (&factor)[2]) {
     bool scale = false;
     if constexpr (kStep == kInner) {
       if constexpr (!C::kFixedReference) scale = follow_maximum(r_s_, rows_, p_.scale_log2, factor);
       exponentiate<false, kScores>(r_s_, rows_, p_.scale_log2);
       return scale;
     }
-    // Columns of the block that the 16 rows of this warp see: [begin, end) all of them, up to any_end one of them.
-    const int thread = ptx::recomputed(static_cast<int>(threadIdx.x % 128));
-    const int row = row_of(0, thread & ~31), start = block * kBlockK;
-    const int lo = tile().lo + row - start, hi = tile().hi + row - start, length = tile().k_length - start;
-    const int begin = uniform(lo + 15), end = uniform(min(hi, length)), any_end = uniform(min(hi + 15, length));
-    if (end < kBlockK || begin > 0) mask(lo, hi, length, begin, end, thread);
+    if (seen.end < kBlockK || seen.begin > 0) {
+      const int row = first_row(block);
+      hide_unseen<kBlockK>(r_s_, seen, tile().lo + row, tile().hi + row, tile().k_length - block * kBlockK, lane());
+    }
     if constexpr (kStep == kFirst) {
-      if (C::kFixedReference && begin <= 0 && end > 0) {
-        start_rows<kScores / 8>(r_s_, rows_, p_.scale_log2);  // every row sees the first column
+      if (C::kFixedReference && seen.begin <= 0 && seen.end > 0) {
+        start_rows_at_first_column(r_s_, rows_, p_.scale_log2);
       } else {
-        start_rows<kScores>(r_s_, rows_, p_.scale_log2);
+        start_rows(r_s_, rows_, p_.scale_log2);
       }
     } else if (!C::kFixedReference || block < blocks_.inner_first || block > blocks_.inner_last) {
       scale = follow_maximum(r_s_, rows_, p_.scale_log2, factor);
     }
-    if (any_end <= kBlockK / 2) {
+    if (seen.any_end <= kBlockK / 2) {
       exponentiate<true, kScores / 2>(r_s_, rows_, p_.scale_log2);
     } else {
       exponentiate<true, kScores>(r_s_, rows_, p_.scale_log2);
     }
     return scale;
-  }
-  template <Step kStep>
-  __device__ __forceinline__ void softmax(int block) {
-    float factor[2];
-    softmax<kStep>(block, factor);
-  }
-
-  /// Hides the columns that this thread's rows do not see: row r of the warp sees [lo + r, min(hi + r, length)). Groups
-  /// of 32 columns inside [begin, end), which every row sees, are left alone.
-  __device__ __forceinline__ void mask(int lo, int hi, int length, int begin, int end, int thread) {
-    const int row = thread % 32 / 4, column = 2 * (thread & 3);
-#pragma unroll
-    for (int group = 0; group < kBlockK; group += 32) {
-      if (end < group + 32) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const int own = min(hi + row + 8 * r, length) - column;
-#pragma unroll
-          for (int j = group; j < min(group + 32, kBlockK); j += 8) {
-            if (j >= own) r_s_[j / 2 + 2 * r] = -INFINITY;
-            if (j + 1 >= own) r_s_[j / 2 + 2 * r + 1] = -INFINITY;
-          }
-        }
-      }
-      if (begin > group) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const int own = lo + row + 8 * r - column;
-#pragma unroll
-          for (int j = group; j < min(group + 32, kBlockK); j += 8) {
-            if (j < own) r_s_[j / 2 + 2 * r] = -INFINITY;
-            if (j + 1 < own) r_s_[j / 2 + 2 * r + 1] = -INFINITY;
-          }
-        }
-      }
-    }
   }
 
   // ---- Products.
@@ -247,9 +231,15 @@ class ForwardConsumer {
 
     // In the shadow of that product.
     if constexpr (C::kFixedReference && kStep != kFirst) keep_range();
+    Seen seen;
     if constexpr (kStep != kInner) {
+      seen = seen_in(block);
       if (pending_) write_out(tile_at_ - (kStep == kFirst ? 3 : 2));
       pending_ = kStep == kFirst;
+    }
+    if constexpr (kStep == kFirst) {
+      find_next();
+      finish_rows(tile_at_ - 2);
     }
 
     wait(shared_.v_full, v_at_, C::kStages);
@@ -259,16 +249,15 @@ class ForwardConsumer {
     ptx::wgmma_commit();
     pass_turn();
 
-    if constexpr (kStep == kFirst) finish_rows(tile_at_ - 2);
     ptx::wgmma_wait<1>();
     ptx::keep(r_s_);
-    release_block(shared_.k_empty, k_at_++);
+    release(shared_.k_empty, k_at_++, C::kStages);
     float factor[2] = {1, 1};
-    const bool scale = softmax<kStep>(block, factor);
+    const bool scale = softmax<kStep>(block, seen, factor);
 
     ptx::wgmma_wait<0>();
     ptx::keep(r_o_);
-    release_block(shared_.v_empty, v_at_++);
+    release(shared_.v_empty, v_at_++, C::kStages);
     pack_probabilities();
     if (kStep != kFirst && scale) {
 #pragma unroll
@@ -291,14 +280,16 @@ class ForwardConsumer {
     finish_rows(tile_at_ - 2);
     ptx::wgmma_wait<0>();
     ptx::keep(r_o_);
+    release(shared_.v_empty, v_at_++, C::kStages);
     write_out(tile_at_ - 2);
     if (leader_) ptx::bulk_wait();
   }
 
-  /// The rows of the finished tile `at`: their LSE, and the factor that O still needs.
+  /// The rows of the finished tile `at`: their LSE, and the factor that O still
+  /// needs.
   __device__ __forceinline__ void finish_rows(unsigned at) {
     const RowTile& tile = shared_.tiles[at % C::kTileSlots];
-    const int thread = ptx::recomputed(static_cast<int>(threadIdx.x % 128));
+    const int thread = this_thread();
     bool beyond = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -306,7 +297,7 @@ class ForwardConsumer {
       const float sum = quad_sum(rows_.sum[r]);
       const bool empty = sum == 0 || row >= tile.real_rows;
       beyond |= !(sum < kRepairSum) && !empty;
-      inverse_[r] = empty ? 0.f : 1.f / sum;
+      inverse_[r] = empty ? 0.f : __fdividef(1.f, sum);
       if (p_.lse && thread % 4 == 0 && row < tile.rows) {
         *p_.lse.row(tile.batch, tile.head, tile.q_row + row) =
             empty ? -INFINITY : (rows_.reference[r] + ptx::log2_approx(sum)) * 0.69314718f;
@@ -320,8 +311,9 @@ class ForwardConsumer {
   /// O of the finished tile `at`.
   __device__ __forceinline__ void write_out(unsigned at) {
     const RowTile& tile = shared_.tiles[at % C::kTileSlots];
-    const int thread = ptx::recomputed(static_cast<int>(threadIdx.x % 128));
-    if (__any_sync(~0u, inverse_[0] == 0 || inverse_[1] == 0)) {  // a row that saw no key: 0 whatever V held
+    const int thread = this_thread();
+    if (__any_sync(~0u,
+                   inverse_[0] == 0 || inverse_[1] == 0)) {  // a row that saw no key: 0 whatever V held
 #pragma unroll
       for (int i = 0; i < C::kHeadDimV / 2; ++i) r_o_[i] = inverse_[i / 2 % 2] == 0 ? 0.f : r_o_[i];
     }
@@ -329,13 +321,13 @@ class ForwardConsumer {
     sync_warpgroup();
     // Read between two barriers, so that all warps read the same.
     if constexpr (C::kFixedReference) drain_ = uniform(shared_.drain[warpgroup_]) != 0;
-    if (!p_.staged_out) {
-      write_direct(tile, thread);
+    if constexpr (C::kTile.out_panels == 0) {
+      write_chunks<C>(p_, tile, row_of(0, thread), r_o_, inverse_);
       sync_warpgroup();
       release(shared_.tile_empty, at, C::kTileSlots);
       return;
     }
-    constexpr int kAtOnce = C::kTile.out_panels;
+    constexpr int kAtOnce = max_of(C::kTile.out_panels, 1);
     const int in_warpgroup = thread / 32 * 16 + thread % 16;  // the row whose chunks this lane addresses
     const std::uint32_t staged = ptx::shared_address(shared_.out[warpgroup_]);
     const int rows = clamp_to(tile.rows - 64 * warpgroup_, 0, 64);
@@ -368,24 +360,10 @@ class ForwardConsumer {
     release(shared_.tile_empty, at, C::kTileSlots);
   }
 
-  /// Straight from registers: float32 O would need twice the staging, and TMA writes whole chunks of 16 bytes.
-  __device__ __forceinline__ void write_direct(const RowTile& tile, int thread) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (row_of(r, thread) >= tile.rows) continue;
-      char* const g_out = p_.out.row(tile.batch, tile.q_row + row_of(r, thread), tile.head);  // (head_dim_v)
-#pragma unroll
-      for (int i = 2 * r; i < C::kHeadDimV / 2; i += 4) {
-        const int column = 2 * i + 2 * (thread & 3) - 4 * r;
-        if (column < p_.head_dim_v) store_out<T>(p_, g_out, column, r_o_[i] * inverse_[r]);
-        if (column + 1 < p_.head_dim_v) store_out<T>(p_, g_out, column + 1, r_o_[i + 1] * inverse_[r]);
-      }
-    }
-  }
-
-  // ---- Fixed references that were outgrown. What is rarely used lives in shared memory.
-  /// Scales sums beyond 2^24 down, with what O and P hold; marks the rows for repair where one block brought more than
-  /// float32 can hold.
+  // ---- Fixed references that were outgrown. What is rarely used lives in
+  // shared memory.
+  /// Scales sums beyond 2^24 down, with what O and P hold; marks the rows for
+  /// repair where one block brought more than float32 can hold.
   __device__ __forceinline__ void keep_range() {
     const float high = fmaxf(rows_.sum[0], rows_.sum[1]);
     if (!__any_sync(~0u, !(high < kScaleSum))) return;
@@ -402,14 +380,15 @@ class ForwardConsumer {
     return shared_.repairs[threadIdx.x / 32 - 4];
   }
   __device__ __forceinline__ void forget_repairs() {
-    if (threadIdx.x % 32 == 0) to_repair().now = to_repair().count = 0;
+    if (lane() == 0) to_repair().now = to_repair().count = 0;
     if (leader_) shared_.drain[warpgroup_] = 0;
     sync_warpgroup();
   }
-  /// Puts the tile on the warp's list. Two more tiles end before the pipeline is drained for a list that fills up.
+  /// Puts the tile on the warp's list. Two more tiles end before the pipeline
+  /// is drained for a list that fills up.
   __device__ __forceinline__ void remember(const RowTile& tile) {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) {
+    if (lane() == 0) {
       RepairList& list = to_repair();
       list.tiles[list.count++] = tile;
       list.now = 0;
@@ -435,15 +414,17 @@ class ForwardConsumer {
   const bool leader_;
 
   float r_s_[kScores];              // (64, block_k) scores, then probabilities
-  std::uint32_t r_p_[kBlockK / 4];  // (64, block_k) probabilities of the block before, packed
+  std::uint32_t r_p_[kBlockK / 4];  // (64, block_k) probabilities of the block
+                                    // before, packed
   float r_o_[C::kHeadDimV / 2];     // (64, head_dim_v)
   RowState rows_;
   float inverse_[2];      // of the finished tile's sums; 0: the row saw no key
   bool pending_ = false;  // a finished tile's O is still in registers
   bool drain_ = false;    // a list of rows to repair is full
 
-  unsigned tile_at_ = 0, k_at_ = 0, v_at_ = 0;  // tiles and slots taken so far; a tile has one slot of Q
-  Blocks blocks_;
+  unsigned tile_at_ = 0, k_at_ = 0,
+           v_at_ = 0;  // tiles and slots taken so far; a tile has one slot of Q
+  Blocks blocks_, next_;
 };
 
 }  // namespace onepass::cuda::sm90

@@ -1,4 +1,5 @@
-// Host side of the Hopper forward: picks the tile, describes the operands to TMA, launches.
+// Host side of the Hopper forward: picks the tile, describes the operands to
+// TMA, launches.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +28,8 @@ struct Forward {
   }
 
  private:
-  /// Keys that a row sees at most, against the length from which the long tile was measured faster.
+  /// Keys that a row sees at most, against the length from which the long tile
+  /// was measured faster.
   static bool many_keys(const Problem& p) {
     std::int64_t keys = p.seq_k;
     if (p.mask.window_left >= 0 && (p.mask.causal || p.mask.window_right >= 0)) {
@@ -43,7 +45,8 @@ struct Forward {
     return of_sequences * p.heads_q;
   }
 
-  // Tiles are taken in turn where their lengths differ too much, or are not known here, for a fixed share.
+  // Tiles are taken in turn where their lengths differ too much, or are not
+  // known here, for a fixed share.
   static bool dynamic(const Problem& p) {
     return p.mask.varlen || p.mask.q_length != nullptr || p.mask.k_length != nullptr || p.mask.q_position != nullptr;
   }
@@ -76,7 +79,6 @@ struct Forward {
     p.k = x.k;
     p.v = x.v;
     p.out = x.out;
-    p.staged_out = x.out.dtype == problem.dtype && problem.head_dim_v % 8 == 0;
     p.lse = x.lse;
     p.next_tile = dynamic(problem) ? static_cast<unsigned*>(launch.workspace) : nullptr;
     p.section = section(problem);
@@ -86,12 +88,9 @@ struct Forward {
     CUtensorMap map_q, map_k, map_v, map_out;
     ONEPASS_RETURN_IF_ERROR(
         encode_map(map_q, x.q, {problem.head_dim, problem.total_q, problem.heads_q, batch}, C::kBlockQ));
-    // An unused map (of an out that is written from registers, of keys where there are none) must point somewhere.
-    map_out = map_q;
-    if (p.staged_out) {
-      ONEPASS_RETURN_IF_ERROR(
-          encode_map(map_out, x.out, {problem.head_dim_v, problem.total_q, problem.heads_q, batch}, 64));
-    }
+    ONEPASS_RETURN_IF_ERROR(
+        encode_map(map_out, x.out, {problem.head_dim_v, problem.total_q, problem.heads_q, batch}, 64));
+    // Without keys nothing is loaded, but a map must point somewhere.
     const bool keys = problem.total_k > 0;
     ONEPASS_RETURN_IF_ERROR(encode_map(
         map_k, keys ? x.k : x.q,
@@ -109,11 +108,12 @@ struct Forward {
                                    map_k, map_v, map_out, p);
   }
 
-  /// Heads whose keys and values the L2 cache holds beside each other; a group of query heads stays together. Without a
-  /// slope from long tiles to short ones one group at a time does.
+  /// Heads whose keys and values the L2 cache holds beside each other; a group
+  /// of query heads stays together. Without a slope from long tiles to short
+  /// ones one group at a time does.
   static int section(const Problem& p) {
     if (!p.mask.causal && p.mask.window_right < 0) return static_cast<int>(p.group());
-    constexpr std::int64_t kCacheBytes = 32 << 20;
+    constexpr std::int64_t kCacheBytes = 16 << 20;
     const std::int64_t groups = p.batch * p.heads_kv;
     const std::int64_t of_group = std::max<std::int64_t>(1, p.seq_k * (p.head_dim + p.head_dim_v) * 2);
     const std::int64_t sections = ceil_div(groups, std::clamp<std::int64_t>(kCacheBytes / of_group, 1, groups));

@@ -1,41 +1,16 @@
-// The producer warpgroup: warp 0 takes tiles, warp 1 loads Q and K, warp 2 loads V, warp 3 clears the rows outside
-// every packed sequence. Two loaders, since one would queue the next tile's Q and K behind this tile's last slot of V.
+// The producer warpgroup: warp 0 takes tiles, warp 1 loads Q and K, warp 2
+// loads V, warp 3 clears the rows outside every packed sequence. Two loaders,
+// since one would queue the next tile's Q and K behind this tile's last slot of
+// V.
 #pragma once
 
 #include "cuda/ptx/async_copy.cuh"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/sm90/forward_schedule.cuh"
+#include "cuda/sm90/forward_write.cuh"
 
 namespace onepass::cuda::sm90 {
-
-/// Where a box of `box_rows` rows lies whose first `rows` (at most box_rows) are rows [row, row + rows) of the operand;
-/// the others lie outside the map (see host/tensor_map.h).
-__device__ __forceinline__ ptx::TmaCoordinates box_at(int box_rows, int panel, int row, int rows, int head, int batch) {
-  return {panel * 64, box_rows - rows, row + rows, head, batch};
-}
-
-/// Element `column` of a row of out, which has the inputs' type or float32.
-template <class T>
-__device__ __forceinline__ void store_out(const ForwardParams& p, char* g_row, int column, float x) {
-  if (p.out.dtype == DType::f32) {
-    reinterpret_cast<float*>(g_row)[column] = x;
-  } else {
-    reinterpret_cast<T*>(g_row)[column] = T(x);
-  }
-}
-
-/// A warp writes rows [begin, end) of out as 0 and of lse as -inf.
-template <class T>
-__device__ void clear_rows(const ForwardParams& p, int batch, int head, int begin, int end) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll 1
-  for (int row = begin; row < end; ++row) {
-#pragma unroll 1
-    for (int d = lane; d < p.head_dim_v; d += 32) store_out<T>(p, p.out.row(batch, row, head), d, 0);
-    if (p.lse && lane == 0) *p.lse.row(batch, head, row) = -INFINITY;
-  }
-}
 
 /// Warp 0: hands tiles out, and clears those whose rows see no key.
 template <class C>
@@ -57,7 +32,8 @@ __device__ void schedule_tiles(ForwardShared<C>& shared, const ForwardParams& p)
   }
 }
 
-/// One thread loads the blocks of K (of V) of every tile, from the right, and with K the tile's Q.
+/// One thread loads the blocks of K (of V) of every tile, from the right, and
+/// with K the tile's Q.
 template <class C, bool kIsK>
 __device__ void load_tiles(ForwardShared<C>& shared, const CUtensorMap& map, const CUtensorMap& map_q) {
   constexpr int kPanels = kIsK ? C::kPanels : C::kPanelsV;
@@ -100,7 +76,8 @@ __device__ void load_tiles(ForwardShared<C>& shared, const CUtensorMap& map, con
   }
 }
 
-/// Warp 3: rows of packed operands before, between and after the sequences. Lanes look at one gap each.
+/// Warp 3: rows of packed operands before, between and after the sequences.
+/// Lanes look at one gap each.
 template <class C>
 __device__ void clear_outside(const ForwardParams& p) {
   const int lane = threadIdx.x % 32;

@@ -1,9 +1,11 @@
-// The exact, slow way for the rare rows whose scores outgrew a fixed reference: a warp computes 16 rows of a tile again
-// from global memory, by the online softmax in float32. It runs after a block's last tile, when nothing is under way.
+// The exact, slow way for the rare rows whose scores outgrew a fixed reference:
+// a warp computes 16 rows of a tile again from global memory, by the online
+// softmax in float32. It runs after a block's last tile, when nothing is under
+// way.
 #pragma once
 
-#include "cuda/sm90/forward_producer.cuh"
 #include "cuda/sm90/forward_softmax.cuh"
+#include "cuda/sm90/forward_write.cuh"
 
 namespace onepass::cuda::sm90 {
 
@@ -60,10 +62,10 @@ __device__ void repair_rows(const ForwardParams& p, const RowTile& tile, int row
         }
       }
     }
-    char* const g_out = p.out.row(tile.batch, tile.q_row + row, tile.head);  // (head_dim_v)
+    T* const g_out = reinterpret_cast<T*>(p.out.row(tile.batch, tile.q_row + row, tile.head));  // (head_dim_v)
 #pragma unroll
     for (int i = 0; i < static_cast<int>(sizeof(o) / sizeof(float)); ++i) {
-      if (lane + 32 * i < p.head_dim_v) store_out<T>(p, g_out, lane + 32 * i, o[i] / sum);
+      if (lane + 32 * i < p.head_dim_v) g_out[lane + 32 * i] = T(o[i] / sum);
     }
     if (p.lse && lane == 0) {
       *p.lse.row(tile.batch, tile.head, tile.q_row + row) = (reference + log2f(sum)) * 0.69314718f;

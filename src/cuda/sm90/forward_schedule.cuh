@@ -1,4 +1,5 @@
-// Which tiles a block takes, and in what order. Executed by one whole warp; every lane holds the same values.
+// Which tiles a block takes, and in what order. Executed by one whole warp;
+// every lane holds the same values.
 #pragma once
 
 #include "cuda/ptx/registers.cuh"
@@ -15,8 +16,9 @@ class ForwardSchedule {
     if (p_.mask.varlen) load_counts();
   }
 
-  /// The block's next tile, written to shared memory with each warpgroup's blocks; its number of blocks, 0 where its
-  /// rows see no key, and -1 at the end.
+  /// The block's next tile, written to shared memory with each warpgroup's
+  /// blocks; its number of blocks, 0 where its rows see no key, and -1 at the
+  /// end.
   __device__ int next(RowTile& s_tile, Blocks (&s_blocks)[C::kWarpgroups]) {
     int t;
     if (p_.next_tile != nullptr && round_ > 0) {
@@ -29,7 +31,7 @@ class ForwardSchedule {
     ++round_;
     Place place;
     if (p_.mask.varlen ? packed(t, place) : padded(t, place)) return describe(place, s_tile, s_blocks);
-    if (lane() < C::kWarpgroups) s_blocks[lane()] = {0, -1, 0, 0};
+    if (lane() < C::kWarpgroups) s_blocks[lane()] = {0, -1, 0, 0, 0, 0};
     if (lane() == 0) s_tile.first = 0, s_tile.last = -1;
     return -1;
   }
@@ -44,7 +46,8 @@ class ForwardSchedule {
   };
 
   __device__ Sequence sequence(int b) const {
-    MaskSpec mask = p_.mask;  // what depends on it alone would be kept over the loop over tiles, in registers
+    MaskSpec mask = p_.mask;  // what depends on it alone would be kept over the
+                              // loop over tiles, in registers
     mask.window_left = ptx::recomputed(mask.window_left);
     mask.window_right = ptx::recomputed(mask.window_right);
     return sequence_at(mask, b, ptx::recomputed(p_.seq_q), ptx::recomputed(p_.seq_k), ptx::recomputed(p_.total_q),
@@ -53,9 +56,10 @@ class ForwardSchedule {
 
   __device__ bool padded(int t, Place& place) const {
     if (t >= p_.tiles) return false;
-    // Sections of heads whose keys stay in the L2 cache. The last one goes from the tiles with most keys to those with
-    // fewest, so that the blocks end together, the one before it the other way, and so on: each block gets its share of
-    // both ends without a counter.
+    // Sections of heads whose keys stay in the L2 cache. The last one goes from
+    // the tiles with most keys to those with fewest, so that the blocks end
+    // together, the one before it the other way, and so on: each block gets its
+    // share of both ends without a counter.
     const int of_section = p_.section * p_.blocks_q;
     const int section = t / of_section, in_section = t - section * of_section;
     const int first_head = section * p_.section;
@@ -68,7 +72,8 @@ class ForwardSchedule {
     return true;
   }
 
-  /// Each lane counts the tiles of one of 32 sequences; all their tiles come before the next 32 sequences'.
+  /// Each lane counts the tiles of one of 32 sequences; all their tiles come
+  /// before the next 32 sequences'.
   __device__ bool packed(int t, Place& place) {
     while (t - before_ >= __shfl_sync(~0u, up_to_, 31)) {
       before_ += __shfl_sync(~0u, up_to_, 31);
@@ -102,7 +107,8 @@ class ForwardSchedule {
 
   __device__ int describe(const Place& place, RowTile& s_tile, Blocks (&s_blocks)[C::kWarpgroups]) const {
     const Sequence wide = sequence(place.b);
-    // In 32 bits: a producer has few registers. A shift of 2^30 hides or shows everything, as a larger one does.
+    // In 32 bits: a producer has few registers. A shift of 2^30 hides or shows
+    // everything, as a larger one does.
     const int length = static_cast<int>(wide.q_length), row = place.block * C::kBlockQ;
     int keys = static_cast<int>(wide.k_length);
     int lo = static_cast<int>(clamp_to<std::int64_t>(wide.lo_shift, -kFarRow, kFarRow));
@@ -110,7 +116,8 @@ class ForwardSchedule {
     const int real_rows = max(0, min(C::kBlockQ, length - row));
     if (lane() == 0) {
       s_tile.q_row = static_cast<int>(wide.q_row) + row;
-      // Rows past a padded sequence are written too, as empty ones; those past a packed one belong to the next.
+      // Rows past a padded sequence are written too, as empty ones; those past
+      // a packed one belong to the next.
       s_tile.rows = min(C::kBlockQ, (p_.mask.varlen ? length : p_.seq_q) - row);
       s_tile.real_rows = real_rows;
       s_tile.head = place.head;
@@ -118,7 +125,8 @@ class ForwardSchedule {
       s_tile.batch = p_.mask.varlen ? 0 : place.b;
     }
     if (real_rows == 0) return 0;
-    // Count keys from the first that some row of the sequence sees, up to the last one: others are never read.
+    // Count keys from the first that some row of the sequence sees, up to the
+    // last one: others are never read.
     const int skipped = clamp_to(lo, 0, keys);
     keys = max(0, clamp_to(length - 1 + hi, 0, keys) - skipped);
     lo += row - skipped;  // of the tile's first row
@@ -137,12 +145,15 @@ class ForwardSchedule {
     if (lane() < C::kWarpgroups) {
       constexpr int kRows = C::kTile.skip ? 64 : C::kBlockQ;  // that take the same blocks
       if (C::kTile.skip) lo += 64 * lane(), hi += 64 * lane();
-      Blocks mine{first, last, 0, 0};
+      Blocks mine{first, last, 0, 0, 0, 0};
       if constexpr (C::kTile.skip) {
         mine.last = clamp_to(blocks_to(clamp_to(kRows - 1 + hi, 0, keys)) - 1, first, last);
         mine.first = clamp_to(clamp_to(lo, 0, keys) / C::kBlockK, first, mine.last);
+        mine.right = last - mine.last;
+        mine.left = mine.first - first;
       }
-      // Blocks that all rows see; a fixed reference also needs rows that have seen a key before.
+      // Blocks that all rows see; a fixed reference also needs rows that have
+      // seen a key before.
       const int all_to = clamp_to(hi, 0, keys);
       mine.inner_first = blocks_to(clamp_to(kRows - 1 + lo, 0, keys));
       mine.inner_last = (C::kFixedReference ? blocks_to(all_to) - 1 : all_to / C::kBlockK) - 1;
@@ -153,8 +164,10 @@ class ForwardSchedule {
 
   const ForwardParams& p_;
   int round_ = 0;
-  int batch_ = 0, before_ = 0;  // first of the 32 sequences in hand, tiles before it
-  int count_ = 0, up_to_ = 0;   // tiles of the lane's sequence; of this and the lanes before
+  int batch_ = 0,
+      before_ = 0;  // first of the 32 sequences in hand, tiles before it
+  int count_ = 0,
+      up_to_ = 0;  // tiles of the lane's sequence; of this and the lanes before
 };
 
 }  // namespace onepass::cuda::sm90

@@ -1,10 +1,14 @@
-// Softmax of a consumer thread: two rows of the tile, row_of(0) and row_of(1), each shared by the four lanes of a quad.
-// A row's scores are taken relative to a reference, which cancels in O / sum and is added back to the LSE.
-//  - The first block of a tile sets it to the row's maximum there ("fixed": in a few columns that all rows see).
-//  - "Lazy": it follows the maximum where that grew by more than 2^8 (any other block below "fixed").
-//  - "Fixed" (bfloat16, blocks that all rows see fully): it stays. A sum beyond 2^24 then scales sum, O and reference
-//  by
-//    a power of 2; a sum beyond 2^96, from one block that outgrew all before it, marks the rows for repair.
+// Softmax of a consumer thread: two rows of the tile, row_of(0) and row_of(1),
+// each shared by the four lanes of a quad. A row's scores are taken relative to
+// a reference, which cancels in O / sum and is added back to the LSE.
+//  - The first block of a tile sets it to the row's maximum there ("fixed": in
+//  a few columns that all rows see).
+//  - "Lazy": it follows the maximum where that grew by more than 2^8 (any other
+//  block below "fixed").
+//  - "Fixed" (bfloat16, blocks that all rows see fully): it stays. A sum beyond
+//  2^24 then scales sum, O and reference by
+//    a power of 2; a sum beyond 2^96, from one block that outgrew all before
+//    it, marks the rows for repair.
 #pragma once
 
 #include "cuda/ptx/math.cuh"
@@ -30,21 +34,23 @@ struct RowState {
   float sum[2];        // this thread's part
 };
 
-// A thread holds, for each group of 8 columns, two of row 0 and two of row 1; kUsed of its kCount scores are looked at.
+// A thread holds, for each group of 8 columns, two of row 0 and two of row 1;
+// kUsed of its kCount scores are looked at.
 
 /// Largest of the thread's scores in row r.
-template <int kUsed, int kCount>
+template <int kCount>
 __device__ __forceinline__ float row_max(const float (&r_s)[kCount], int r) {
   float even = r_s[2 * r], odd = r_s[2 * r + 1];
 #pragma unroll
-  for (int i = 4; i < kUsed; i += 4) {
+  for (int i = 4; i < kCount; i += 4) {
     even = fmaxf(even, r_s[i + 2 * r]);
     odd = fmaxf(odd, r_s[i + 2 * r + 1]);
   }
   return fmaxf(even, odd);
 }
 
-/// Scores to probabilities, and their sums. kMayBeEmpty: a reference may be -inf, with scores -inf.
+/// Scores to probabilities, and their sums. kMayBeEmpty: a reference may be
+/// -inf, with scores -inf.
 template <bool kMayBeEmpty, int kUsed, int kCount>
 __device__ __forceinline__ void exponentiate(float (&r_s)[kCount], RowState& rows, float scale_log2) {
 #pragma unroll
@@ -64,21 +70,36 @@ __device__ __forceinline__ void exponentiate(float (&r_s)[kCount], RowState& row
   for (int i = kUsed; i < kCount; ++i) r_s[i] = 0;  // hidden
 }
 
-/// References of a tile's first block: the rows' maxima in its first kUsed / 2 columns.
-template <int kUsed, int kCount>
+/// References of a tile's first block: the rows' maxima.
+template <int kCount>
 __device__ __forceinline__ void start_rows(const float (&r_s)[kCount], RowState& rows, float scale_log2) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    rows.reference[r] = quad_max(row_max<kUsed>(r_s, r)) * scale_log2;
+    rows.reference[r] = quad_max(row_max(r_s, r)) * scale_log2;
     rows.sum[r] = 0;
   }
 }
 
-/// Lets the references follow the maxima; true if `factor` (of sum, already applied, and of O) is not 1.
+/// The same of fixed references, where every row sees the first column: the
+/// maxima of the four scores beside it that one lane has. Any score would do; a
+/// higher one makes the sums smaller.
+template <int kCount>
+__device__ __forceinline__ void start_rows_at_first_column(const float (&r_s)[kCount], RowState& rows,
+                                                           float scale_log2) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float high = fmaxf(fmaxf(r_s[2 * r], r_s[2 * r + 1]), fmaxf(r_s[4 + 2 * r], r_s[4 + 2 * r + 1]));
+    rows.reference[r] = __shfl_sync(~0u, high, threadIdx.x & 28u) * scale_log2;
+    rows.sum[r] = 0;
+  }
+}
+
+/// Lets the references follow the maxima; true if `factor` (of sum, already
+/// applied, and of O) is not 1.
 template <int kCount>
 __device__ __forceinline__ bool follow_maximum(const float (&r_s)[kCount], RowState& rows, float scale_log2,
                                                float (&factor)[2]) {
-  const float high[2] = {row_max<kCount>(r_s, 0) * scale_log2, row_max<kCount>(r_s, 1) * scale_log2};
+  const float high[2] = {row_max(r_s, 0) * scale_log2, row_max(r_s, 1) * scale_log2};
   const bool grew = high[0] > rows.reference[0] + kLazyGrowth || high[1] > rows.reference[1] + kLazyGrowth;
   if (!__any_sync(~0u, grew)) return false;
 #pragma unroll
