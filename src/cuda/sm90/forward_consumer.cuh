@@ -229,14 +229,14 @@ class ForwardConsumer {
     multiply_scores();
     ptx::wgmma_commit();
 
-    // In the shadow of that product.
-    if constexpr (C::kFixedReference && kStep != kFirst) keep_range();
+    // In the shadow of that product; O of the tile before leaves first, since the next lines may scale this one's.
     Seen seen;
     if constexpr (kStep != kInner) {
       seen = seen_in(block);
       if (pending_) write_out(tile_at_ - (kStep == kFirst ? 3 : 2));
       pending_ = kStep == kFirst;
     }
+    if constexpr (C::kFixedReference && kStep != kFirst) keep_range();
     if constexpr (kStep == kFirst) {
       find_next();
       finish_rows(tile_at_ - 2);
