@@ -67,9 +67,6 @@ struct ForwardConfig {
   /// Probabilities in bfloat16 have float32's range, so that the reference of a
   /// row need not follow its maximum.
   static constexpr bool kFixedReference = std::is_same_v<T, __nv_bfloat16>;
-  /// With one slot of Q the next tile's first product would wait for Q while
-  /// the last one's probabilities wait for V.
-  static constexpr bool kFlattened = kQStages > 1;
   static constexpr int kTileSlots = 4;
   /// A consumer looks the next tile up while it waits, where it has registers to keep it.
   static constexpr bool kLooksAhead = kHeadDimV > 64;

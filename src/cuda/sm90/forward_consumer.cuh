@@ -62,7 +62,7 @@ class ForwardConsumer {
         skip(shared_.k_full, shared_.k_empty, k_at_, skipped);
         release(shared_.q_empty, tile_at_ - 1, C::kQStages);
         take_next();
-        if (!C::kFlattened || drain_ || blocks_.first > blocks_.last) break;
+        if (drain_ || blocks_.first > blocks_.last) break;
         wait_q();
         skip(shared_.k_full, shared_.k_empty, k_at_, blocks_.right);
         step<kFirst>(blocks_.last, accumulate);
@@ -70,9 +70,7 @@ class ForwardConsumer {
       }
       finish(accumulate);
       skip(shared_.v_full, shared_.v_empty, v_at_, skipped);
-      if constexpr (C::kFixedReference) {
-        if (C::kFlattened || drain_ || blocks_.first > blocks_.last) repair();
-      }
+      if constexpr (C::kFixedReference) repair();
     }
   }
 
