@@ -145,6 +145,9 @@ const char* mismatch(const Kernel& kernel, const Problem& problem) {
     if (kernel.pass == Pass::forward && problem.head_dim_v % 8 != 0) return "a head_dim_v that is no multiple of 8";
     if (kernel.pass == Pass::forward && !(problem.score.scale > 0)) return "a scale that is not positive";
     if (max_of(problem.total_q, problem.total_k) >= (std::int64_t{1} << 29)) return "2^29 rows or more";
+    if (kernel.pass == Pass::backward && problem.deterministic == 1) {
+      return "the deterministic option";
+    }
   }
   return nullptr;
 }

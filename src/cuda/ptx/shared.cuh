@@ -24,5 +24,15 @@ __device__ __forceinline__ void load_shared(std::uint32_t address, std::uint32_t
 __device__ __forceinline__ void load_shared(std::uint32_t address, float& x, float& y) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x), "=f"(y) : "r"(address) : "memory");
 }
+/// Four floats, 16-byte aligned.
+__device__ __forceinline__ void store_shared(std::uint32_t address, float x, float y, float z, float w) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
+}
+__device__ __forceinline__ void load_shared(std::uint32_t address, float& x, float& y, float& z, float& w) {
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x), "=f"(y), "=f"(z), "=f"(w)
+               : "r"(address)
+               : "memory");
+}
 
 }  // namespace onepass::ptx

@@ -1,22 +1,13 @@
-// Rows of O on their way to memory, where TMA does not take them; and where TMA
-// finds boxes of rows.
+// Rows of O on their way to memory, where TMA does not take them.
 #pragma once
 
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/registers.cuh"
 #include "cuda/ptx/tma.cuh"
+#include "cuda/sm90/boxes.cuh"
 #include "cuda/sm90/forward_config.cuh"
 
 namespace onepass::cuda::sm90 {
-
-/// Where a box of `box_rows` rows lies whose first `rows` (1 to box_rows) are rows [row, row + rows) of the operand;
-/// the others lie outside the map (see host/tensor_map.h). A panel whose columns all lie outside the operand's `dim` is
-/// the box beyond row 0, so that no address outside the operand is formed.
-__device__ __forceinline__ ptx::TmaCoordinates box_at(int dim, int box_rows, int panel, int row, int rows, int head,
-                                                      int batch) {
-  if (panel * 64 >= dim) return {0, box_rows, 0, head, batch};
-  return {panel * 64, box_rows - rows, row + rows, head, batch};
-}
 
 /// A warp writes rows [begin, end) of out as 0 and of lse as -inf.
 template <class T>

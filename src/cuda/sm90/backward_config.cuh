@@ -1,0 +1,104 @@
+// What every part of the Hopper backward shares: tile shapes, parameters, layout of the workspace and of shared memory.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "core/problem.h"
+#include "cuda/sm90/backward_tiles.h"
+
+namespace onepass::cuda::sm90 {
+
+/// 128 keys of one KV head, and the query rows that see them. Rows count from the first one of the sequence that sees
+/// any key, keys from the tile's first.
+struct alignas(16) KeyTile {
+  int k_row;      // row of key 0 in K's seq dimension
+  int keys;       // keys that some row sees, at most 128; -1: no more tiles
+  int kv_head;    //
+  int batch;      // coordinate in the tensors: 0 when packed
+  int q_row;      // row 0 in Q's seq dimension
+  int q_rows;     // rows of the sequence that see any key
+  int first_row;  // of the first step, a multiple of block_q
+  int steps;      // query tiles that see the keys; 0: nothing to do
+  int lo, hi;     // row r sees the keys max(0, lo + r) <= j < min(keys, hi + r)
+  int q_tile;     // row 0's query tile in the workspace, of each head
+  int unused;
+};
+
+/// The scalar parameters of all kernels of a call.
+/// Workspace, in query tiles of block_q rows, each of one sequence: tiles = batch ceil(seq_q / block_q), packed
+/// total_q / block_q + batch; likewise key tiles of 128 keys:
+///   dq     (heads_q, tiles, block_q bucket) float32, each tile in the order of the product's registers
+///   stats  (heads_q, tiles, 8, block_q / 4 + 4) float32: log2(e) LSE, then D, each by lane of a quad
+///   plan   (key tiles heads_kv) KeyTile
+///   next_tile  uint32
+struct BackwardParams {
+  MaskSpec mask;
+  BackwardOperands operands;
+  std::int64_t seq_q, seq_k, total_q, total_k;
+  std::int64_t batch, tiles, key_tiles;
+  std::int64_t item_q_tiles, item_k_tiles;  // of a padded item
+  int heads_q, heads_kv, group;
+  int head_dim, head_dim_v;
+  int section;  // KV heads (of all items) whose key tiles are taken together, those that most rows see first; 0: in
+                // turn
+  float scale, scale_log2;  // scale, scale log2(e)
+  float hidden;             // score of a hidden pair: scale_log2 hidden = -inf
+  float* dq;
+  float* stats;
+  KeyTile* plan;
+  unsigned* next_tile;
+  bool store_by_tma;  // rows of dK and dV are whole numbers of 16 bytes, which TMA does not cut
+  bool in_turn;       // blocks take the next tile when they are done with one; else each has a fixed share
+
+  ONEPASS_INLINE Sequence sequence(std::int64_t b) const {
+    return sequence_at(mask, b, seq_q, seq_k, total_q, total_k);
+  }
+};
+
+template <class T_, int kHeadDim, int kHeadDimV>
+struct BackwardConfig {
+  using T = T_;
+  static constexpr BackwardTile kTile = backward_tile(kHeadDim, kHeadDimV);
+  static constexpr int kD = kHeadDim, kDV = kHeadDimV;
+  static constexpr int kBlockQ = kTile.block_q, kBlockK = 128, kStages = kTile.stages;
+  static constexpr int kMains = 2;  // warpgroups of 64 keys
+  static constexpr int kThreads = 128 * (kMains + 2);
+  static constexpr int kPanels = kD / 64, kPanelsV = kDV / 64;
+  static constexpr int kStatWidth = kBlockQ / 4 + 4;  // floats of a lane of a quad; the last 4 keep banks apart
+  static constexpr int kStatFloats = 8 * kStatWidth;
+  static constexpr int kDqFloats = kBlockQ * kD;          // of a query tile
+  static constexpr int kChunks = kBlockQ / 64 * kPanels;  // 64 x 64 parts of it
+  static constexpr int kChunkFloats = 64 * 64;
+  static constexpr int kStaging = 2;  // chunks on their way to memory
+  static constexpr int kQBytes = kBlockQ * kD * 2, kDoBytes = kBlockQ * kDV * 2;
+  static_assert(kMains * kTile.main_registers + kTile.query_registers + kTile.loader_registers <= 4 * 128);
+  static_assert(kD % 64 == 0 && kDV % 64 == 0 && kBlockQ % 64 == 0);
+};
+
+/// Barriers: full ones are completed by TMA unless told otherwise. "Main" are the two warpgroups of scores, dV and dK.
+template <class C>
+struct BackwardShared {
+  alignas(1024) unsigned char k[2][C::kBlockK * C::kD * 2];  // (panels, 128, 64), 128-byte swizzle; then dK; one ahead
+  alignas(1024) unsigned char v[C::kBlockK * C::kDV * 2];    // (panels_v, 128, 64); then dV
+  alignas(1024) unsigned char q[C::kStages][C::kQBytes];     // (panels, block_q, 64)
+  alignas(1024) unsigned char grad_out[C::kStages][C::kDoBytes];   // (panels_v, block_q, 64)
+  alignas(1024) unsigned char ds[2][C::kMains][C::kBlockQ * 128];  // (block_q, 64 keys) of each main warpgroup
+  alignas(1024) float dq[C::kStaging][C::kChunkFloats];            // each warp of the dQ warpgroup owns a quarter
+  float stats[C::kStages][C::kStatFloats];
+  std::uint64_t k_full[2];                  // K has come; main and dQ wait
+  std::uint64_t k_empty[2];                 // each main warpgroup when dK has left the memory; a loader waits
+  std::uint64_t v_full[C::kMains];          // its 64 rows of V have come; a main warpgroup waits
+  std::uint64_t q_full[C::kStages];         // Q, LSE and D have come; main waits
+  std::uint64_t grad_out_full[C::kStages];  // dO has come; main waits
+  std::uint64_t stage_empty[C::kStages];    // each main warp after its last product of the step; the loaders wait
+  std::uint64_t ds_full[2];                 // each main warp has written dS; dQ waits
+  std::uint64_t ds_empty[2];                // each dQ warp after its product; main waits
+  std::uint64_t tile_full[2];               // the scheduler has written the slot; all others wait
+  std::uint64_t tile_wanted;                // Q's loader has come to the last step of a tile; the scheduler waits
+  std::uint64_t tile_empty[2];              // each main and dQ warp, and both loaders; the scheduler waits
+  KeyTile tiles[2];
+};
+
+}  // namespace onepass::cuda::sm90

@@ -1,0 +1,111 @@
+// The loading warpgroup: warp 0 takes tiles of the plan, warp 1 loads Q and K, warp 2 dO.
+#pragma once
+
+#include "cuda/ptx/async_copy.cuh"
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/bulk.cuh"
+#include "cuda/sm90/backward_config.cuh"
+#include "cuda/sm90/boxes.cuh"
+
+namespace onepass::cuda::sm90 {
+
+/// A place in a ring of kSlots: the slot, and the parity of the round in which it is used.
+template <int kSlots>
+struct RingPlace {
+  int slot = 0, round = 0;
+  __device__ __forceinline__ void next() {
+    if (++slot == kSlots) slot = 0, round ^= 1;
+  }
+};
+
+/// A whole warp hands out tiles that have work, and at last one without steps. It takes the next one late, when the one
+/// in hand is nearly loaded, so that the blocks end together.
+template <class C>
+__device__ void schedule_key_tiles(BackwardShared<C>& shared, const BackwardParams& p) {
+  constexpr int kWords = sizeof(KeyTile) / 4, kSteps = offsetof(KeyTile, steps) / 4;
+  const int lane = threadIdx.x % 32;
+  const auto count = static_cast<unsigned>(p.key_tiles * p.heads_kv);
+  unsigned index = blockIdx.x;
+  for (unsigned done = 0;; ++done) {
+    int word = 0;  // lane i: word i of the tile
+    if (done > 0) ptx::mbarrier_wait(ptx::shared_address(&shared.tile_wanted), (done & 1) ^ 1);
+    for (bool first = done == 0;; first = false) {
+      if (!first && p.in_turn) {
+        unsigned taken = 0;
+        if (lane == 0) taken = atomicAdd(p.next_tile, 1u);
+        index = __shfl_sync(~0u, taken, 0) + gridDim.x;
+      } else if (!first) {
+        index += gridDim.x;
+      }
+      word = index < count && lane < kWords ? reinterpret_cast<const int*>(p.plan + index)[lane] : 0;
+      if (index >= count || __shfl_sync(~0u, word, kSteps) > 0) break;
+    }
+    ptx::mbarrier_wait(ptx::shared_address(&shared.tile_empty[done % 2]), (done / 2 & 1) ^ 1);
+    if (lane < kWords) reinterpret_cast<int*>(&shared.tiles[done % 2])[lane] = word;
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.tile_full[done % 2]));
+    if (index >= count) return;
+  }
+}
+
+/// One thread loads Q with its statistics, and K; another dO. (V is loaded by its readers.) The tile's fields are read
+/// again from shared memory for each step, as there are few registers, but before the wait for its slot: the memory is
+/// busy and answers late.
+template <class C, bool kIsQ>
+__device__ void load_key_tiles(BackwardShared<C>& shared, const BackwardParams& p, const CUtensorMap& map_rows,
+                               const CUtensorMap& map_k) {
+  constexpr int kPanels = kIsQ ? C::kPanels : C::kPanelsV;
+  const std::uint32_t s_rows = ptx::shared_address(kIsQ ? shared.q[0] : shared.grad_out[0]);
+  const std::uint32_t rows_full = ptx::shared_address(kIsQ ? shared.q_full : shared.grad_out_full);
+  RingPlace<C::kStages> stage;
+#pragma unroll 1
+  for (unsigned done = 0;; ++done) {
+    ptx::mbarrier_wait(ptx::shared_address(&shared.tile_full[done % 2]), done / 2 & 1);
+    const KeyTile& tile = shared.tiles[done % 2];
+    if (tile.steps == 0) return;
+    if constexpr (kIsQ) {
+      const std::uint32_t full = ptx::shared_address(&shared.k_full[done % 2]);
+      ptx::mbarrier_wait(ptx::shared_address(&shared.k_empty[done % 2]), (done / 2 & 1) ^ 1);
+      ptx::mbarrier_arrive_expect(full, sizeof(shared.k[0]));
+#pragma unroll 1
+      for (int panel = 0; panel < C::kPanels; ++panel) {
+        ptx::tma_load(ptx::shared_address(&shared.k[done % 2][panel * C::kBlockK * 128]), &map_k, full,
+                      box_at(p.head_dim, C::kBlockK, panel, tile.k_row, tile.keys, tile.kv_head, tile.batch));
+      }
+    }
+    int head = tile.kv_head * p.group, row = tile.first_row;
+#pragma unroll 1
+    while (true) {
+      const int rows = min(C::kBlockQ, tile.q_rows - row), batch = tile.batch;
+      const int operand_row = tile.q_row + row;
+      const float* g_stats = nullptr;
+      if constexpr (kIsQ) {
+        g_stats = p.stats + (head * p.tiles + tile.q_tile + row / C::kBlockQ) * C::kStatFloats;
+        if (head == (tile.kv_head + 1) * p.group - 1 && row == tile.first_row + (tile.steps - 1) * C::kBlockQ) {
+          ptx::mbarrier_arrive(ptx::shared_address(&shared.tile_wanted));
+        }
+      }
+      const std::uint32_t full = rows_full + 8 * stage.slot;
+      ptx::mbarrier_wait(ptx::shared_address(shared.stage_empty) + 8 * stage.slot, stage.round ^ 1);
+      ptx::mbarrier_arrive_expect(full, kPanels * C::kBlockQ * 128 + (kIsQ ? C::kStatFloats * 4 : 0));
+#pragma unroll
+      for (int panel = 0; panel < kPanels; ++panel) {
+        ptx::tma_load(s_rows + (stage.slot * kPanels + panel) * (C::kBlockQ * 128), &map_rows, full,
+                      box_at(kIsQ ? p.head_dim : p.head_dim_v, C::kBlockQ, panel, operand_row, rows, head, batch));
+      }
+      if constexpr (kIsQ) {
+        ptx::bulk_load(ptx::shared_address(shared.stats) + stage.slot * (C::kStatFloats * 4), g_stats,
+                       C::kStatFloats * 4, full);
+      }
+      stage.next();
+      row += C::kBlockQ;
+      if (row == tile.first_row + tile.steps * C::kBlockQ) {
+        row = tile.first_row;
+        if (++head == (tile.kv_head + 1) * p.group) break;
+      }
+    }
+    ptx::mbarrier_arrive(ptx::shared_address(&shared.tile_empty[done % 2]));
+  }
+}
+
+}  // namespace onepass::cuda::sm90

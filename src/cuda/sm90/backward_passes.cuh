@@ -1,0 +1,210 @@
+// What runs before and after the main kernel: D, LSE, a zero dQ and the plan; dQ in its type; zeros where no gradient
+// is.
+#pragma once
+
+#include "cuda/ptx/async_copy.cuh"
+#include "cuda/ptx/math.cuh"
+#include "cuda/ptx/matrix.cuh"
+#include "cuda/sm90/backward_plan.cuh"
+
+namespace onepass::cuda::sm90 {
+
+inline constexpr int kPassThreads = 256;
+
+template <class T>
+__device__ __forceinline__ float2 unpack(std::uint32_t x);
+template <>
+__device__ __forceinline__ float2 unpack<__nv_bfloat16>(std::uint32_t x) {
+  return {__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u)};
+}
+template <>
+__device__ __forceinline__ float2 unpack<__half>(std::uint32_t x) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&x));
+}
+
+/// Eight elements of a row of `dim`, from column `first` on, zeros beyond; the row is 16-byte aligned.
+template <class T>
+__device__ __forceinline__ void load_eight(float (&x)[8], const void* g_row, int first, int dim) {
+  uint4 packed = {0, 0, 0, 0};
+  if (first + 8 <= dim) {
+    packed = *reinterpret_cast<const uint4*>(static_cast<const T*>(g_row) + first);
+  } else {
+    std::uint16_t elements[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      elements[i] = first + i < dim ? static_cast<const std::uint16_t*>(g_row)[first + i] : std::uint16_t{0};
+    }
+    packed = {elements[0] | std::uint32_t{elements[1]} << 16, elements[2] | std::uint32_t{elements[3]} << 16,
+              elements[4] | std::uint32_t{elements[5]} << 16, elements[6] | std::uint32_t{elements[7]} << 16};
+  }
+  const std::uint32_t words[4] = {packed.x, packed.y, packed.z, packed.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = unpack<T>(words[i]);
+    x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
+  }
+}
+template <>
+__device__ __forceinline__ void load_eight<float>(float (&x)[8], const void* g_row, int first, int dim) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) x[i] = first + i < dim ? static_cast<const float*>(g_row)[first + i] : 0;
+}
+
+/// Statistics of a query tile of one head, and its dQ set to 0.
+template <class C>
+__device__ __forceinline__ void prepare_rows(const BackwardParams& p, std::int64_t index) {
+  constexpr int kLanes = C::kDV / 8, kAtOnce = kPassThreads / kLanes;  // threads of a row, rows at once
+  using T = typename C::T;
+  const int head = static_cast<int>(index / p.tiles);
+  const std::int64_t tile = index % p.tiles;
+  const TileOwner owner = tile_owner(p.mask.cu_seqlens_q, tile, p.batch, p.total_q, p.item_q_tiles, C::kBlockQ);
+  const Sequence s = p.sequence(owner.b);
+  const Extent x = seen(s);
+  const std::int64_t first = (tile - owner.first) * C::kBlockQ;
+  if (first >= x.rows.size()) return;
+  auto* const g_dq = reinterpret_cast<float4*>(p.dq + index * C::kDqFloats);
+#pragma unroll
+  for (int i = 0; i < C::kDqFloats / 4 / kPassThreads; ++i) g_dq[i * kPassThreads + threadIdx.x] = {0, 0, 0, 0};
+
+  const BackwardOperands& o = p.operands;
+  const int lane = threadIdx.x % kLanes;
+  float* const g_stats = p.stats + index * C::kStatFloats;
+#pragma unroll
+  for (int step = 0; step < C::kBlockQ / kAtOnce; ++step) {
+    const int r = threadIdx.x / kLanes + step * kAtOnce;
+    const std::int64_t row = s.q_row + x.rows.begin + first + r;
+    float lse = INFINITY, sum = 0;  // P = 0 past the end, and where a row that could see keys has no weight
+    if (first + r < x.rows.size()) {
+      float a[8], b[8];
+      load_eight<T>(a, o.grad_out.row(owner.b, row, head), 8 * lane, p.head_dim_v);
+      if (o.out.dtype == DType::f32) {
+        load_eight<float>(b, o.out.row(owner.b, row, head), 8 * lane, p.head_dim_v);
+      } else {
+        load_eight<T>(b, o.out.row(owner.b, row, head), 8 * lane, p.head_dim_v);
+      }
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sum += a[i] * b[i];
+      lse = *o.lse.row(owner.b, head, row) * 1.4426950408889634f;
+    }
+#pragma unroll
+    for (int offset = kLanes / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
+    if (lane != 0) continue;
+    if (o.grad_lse && first + r < x.rows.size()) sum -= *o.grad_lse.row(owner.b, head, row);
+    const bool empty = lse == -INFINITY || lse == INFINITY;
+    float* const g = g_stats + (r % 8 / 2) * C::kStatWidth + r / 8 * 2 + r % 2;
+    g[0] = empty ? INFINITY : lse;
+    g[4 * C::kStatWidth] = empty ? 0 : sum;
+  }
+}
+
+/// Blocks: heads_q tiles for the rows, then enough for a thread each key tile.
+template <class C>
+__global__ void __launch_bounds__(kPassThreads) backward_prepare(const __grid_constant__ BackwardParams p) {
+  const std::int64_t row_blocks = p.heads_q * p.tiles;
+  if (blockIdx.x < row_blocks) return prepare_rows<C>(p, blockIdx.x);
+  const std::int64_t index = (blockIdx.x - row_blocks) * kPassThreads + threadIdx.x;
+  if (index == 0) *p.next_tile = 0;
+  if (index < p.key_tiles * p.heads_kv) p.plan[index] = plan_key_tile<C>(p, index);
+}
+
+/// Scales and rounds a tile of dQ; rows of the item that see no key become 0. A warp takes 16 rows and 64 columns.
+/// Tile t of an item writes its rows in the order: those that see keys, then those before them, then those after.
+template <class C>
+__global__ void __launch_bounds__(32 * 4 * C::kChunks) backward_finish(const __grid_constant__ BackwardParams p) {
+  using T = typename C::T;
+  __shared__ __align__(1024) unsigned char s_rows[4 * C::kChunks][16 * 128];  // (16, 64) of each warp, swizzled
+  const std::int64_t index = blockIdx.x;
+  const int head = static_cast<int>(index / p.tiles);
+  const std::int64_t tile = index % p.tiles;
+  const TileOwner owner = tile_owner(p.mask.cu_seqlens_q, tile, p.batch, p.total_q, p.item_q_tiles, C::kBlockQ);
+  const Sequence s = p.sequence(owner.b);
+  const std::int64_t rows_of_item = item_rows(p.mask.cu_seqlens_q, owner.b, s.q_row, p.seq_q, p.total_q);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int chunk = warp / 4;
+  const std::int64_t first =
+      (tile - owner.first) * C::kBlockQ + chunk / C::kPanels * 64 + warp % 4 * 16;  // of the warp's rows
+  if (first >= rows_of_item) return;
+  const Extent x = seen(s);
+  const std::uint32_t s_own = ptx::shared_address(s_rows[warp]);
+  if (first < x.rows.size()) {
+    const auto* const g_dq =
+        reinterpret_cast<const float4*>(p.dq + index * C::kDqFloats + warp * (C::kChunkFloats / 4)) + lane;
+    float4 part[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) part[i] = __ldcs(g_dq + 32 * i);
+    std::uint32_t packed[16];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      packed[2 * i] = ptx::pack<T>(part[i].x * p.scale, part[i].y * p.scale);
+      packed[2 * i + 1] = ptx::pack<T>(part[i].z * p.scale, part[i].w * p.scale);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = lane % 16, column = 2 * i + lane / 16;  // of 8 elements
+      ptx::stmatrix_x4(s_own + row * 128 + ((column ^ (row % 8)) * 16), packed[4 * i], packed[4 * i + 1],
+                       packed[4 * i + 2], packed[4 * i + 3]);
+    }
+    __syncwarp();
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int r = lane / 8 + 4 * i, column = lane % 8;
+    const std::int64_t rank = first + r;
+    if (rank >= rows_of_item) continue;
+    uint4 value = {0, 0, 0, 0};
+    std::int64_t row = x.rows.begin + rank;
+    if (rank < x.rows.size()) {
+      value = *reinterpret_cast<const uint4*>(s_rows[warp] + r * 128 + ((column ^ (r % 8)) * 16));
+    } else {
+      row = rank - x.rows.size();
+      if (row >= x.rows.begin) row += x.rows.size();
+    }
+    const int at = chunk % C::kPanels * 64 + column * 8;
+    auto* const g = reinterpret_cast<std::uint16_t*>(p.operands.grad_q.row(owner.b, s.q_row + row, head)) + at;
+    if (at + 8 <= p.head_dim) {
+      *reinterpret_cast<uint4*>(g) = value;
+    } else {
+      const std::uint32_t words[4] = {value.x, value.y, value.z, value.w};
+      for (int k = 0; k < 8 && at + k < p.head_dim; ++k) {
+        g[k] = static_cast<std::uint16_t>(words[k / 2] >> (k % 2 * 16));
+      }
+    }
+  }
+}
+
+/// Zeros for one row of all heads, by a warp.
+__device__ inline void clear_row(const Tensor& x, std::int64_t b, std::int64_t row, int heads, int dim) {
+  for (int i = threadIdx.x % 32; i < heads * dim; i += 32) {
+    reinterpret_cast<std::uint16_t*>(x.row(b, row, i / dim))[i % dim] = 0;
+  }
+}
+
+/// Zeros for dK and dV of keys that no row sees, and for packed rows of dQ outside every sequence. A warp for each row
+/// of K, then, packed, for each row of Q.
+template <class C>
+__global__ void __launch_bounds__(kPassThreads) backward_clear(const __grid_constant__ BackwardParams p) {
+  std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * (kPassThreads / 32) + threadIdx.x / 32;
+  const BackwardOperands& o = p.operands;
+  const bool packed = p.mask.varlen;
+  const std::int64_t key_rows = packed ? p.total_k : p.batch * p.seq_k;
+  if (row < key_rows) {
+    const std::int64_t b =
+        packed ? last_begun(p.batch, row, [&](std::int64_t i) { return p.mask.cu_seqlens_k[i]; }) : row / p.seq_k;
+    const std::int64_t item = packed ? 0 : b;
+    if (!packed) row %= p.seq_k;
+    const Sequence s = p.sequence(b);
+    const Interval keys = seen(s).keys;
+    if (s.k_row + keys.begin <= row && row < s.k_row + keys.end) return;
+    clear_row(o.grad_k, item, row, p.heads_kv, p.head_dim);
+    clear_row(o.grad_v, item, row, p.heads_kv, p.head_dim_v);
+    return;
+  }
+  row -= key_rows;
+  if (!packed || row >= p.total_q) return;
+  const std::int64_t b = last_begun(p.batch, row, [&](std::int64_t i) { return p.mask.cu_seqlens_q[i]; });
+  const Sequence s = p.sequence(b);
+  if (s.q_row <= row && row < s.q_row + item_rows(p.mask.cu_seqlens_q, b, s.q_row, p.seq_q, p.total_q)) return;
+  clear_row(o.grad_q, 0, row, p.heads_q, p.head_dim);
+}
+
+}  // namespace onepass::cuda::sm90
