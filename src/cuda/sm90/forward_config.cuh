@@ -71,12 +71,12 @@ struct ForwardConfig {
   /// A consumer looks the next tile up while it waits, where it has registers to keep it.
   static constexpr bool kLooksAhead = kHeadDimV > 64;
   static constexpr int kQBytes = kPanels * kBlockQ * 128, kKBytes = kPanels * kBlockK * 128,
-                       kVBytes = kPanelsV * kBlockK * 128, kOutBytes = max_of(kTile.out_panels, 1) * 64 * 128;
+                       kVBytes = kPanelsV * kBlockK * 128, kOutBytes = kTile.out_panels * 64 * 128;
 
   static_assert((kStages & (kStages - 1)) == 0 && (kQStages & (kQStages - 1)) == 0, "slots are counted by bits");
   static_assert(registers_fit(kTile));
   static_assert(kHeadDim % 16 == 0 && kHeadDimV % 16 == 0 && kBlockK % 16 == 0);
-  static_assert(kTile.out_panels == 0 || kPanelsV % max_of(kTile.out_panels, 1) == 0);
+  static_assert(kPanelsV % kTile.out_panels == 0);
   static_assert(!(kTile.ping_pong && kTile.skip), "turns need equal numbers of blocks");
 };
 
@@ -92,26 +92,24 @@ struct RepairList {
 /// ones by the readers.
 template <class C>
 struct ForwardShared {
-  alignas(1024) unsigned char q[C::kQStages][C::kQBytes];  // (panels, block_q, 64),
-                                                           // 128-byte swizzle
-  alignas(1024) unsigned char k[C::kStages][C::kKBytes];   // (panels, block_k, 64)
-  alignas(1024) unsigned char v[C::kStages][C::kVBytes];   // (panels_v, block_k, 64)
-  alignas(
-      1024) unsigned char out[C::kTile.out_panels > 0 ? C::kWarpgroups : 1]
-                             [C::kTile.out_panels > 0 ? C::kOutBytes : 16];  // (out_panels, 64, 64) of each consumer
-  std::uint64_t q_full[C::kQStages];                                         // Q has come; the consumers wait
-  std::uint64_t q_empty[C::kQStages];                                        // each consumer after its last product
-                                                                             // with it; K's loader waits
-  std::uint64_t k_full[C::kStages];                                          // K has come; the consumers wait
-  std::uint64_t k_empty[C::kStages];                                         // each consumer after its product with it;
-                                                                             // K's loader waits
-  std::uint64_t v_full[C::kStages];                                          // V has come; the consumers wait
-  std::uint64_t v_empty[C::kStages];                                         // each consumer after its product with it;
-                                                                             // V's loader waits
-  std::uint64_t tile_full[C::kTileSlots];                                    // the scheduler has written the slot;
-                                                                             // loaders and consumers wait
-  std::uint64_t tile_empty[C::kTileSlots];                                   // each loader and consumer is done
-                                                                             // with the slot; the scheduler waits
+  alignas(1024) unsigned char q[C::kQStages][C::kQBytes];         // (panels, block_q, 64),
+                                                                  // 128-byte swizzle
+  alignas(1024) unsigned char k[C::kStages][C::kKBytes];          // (panels, block_k, 64)
+  alignas(1024) unsigned char v[C::kStages][C::kVBytes];          // (panels_v, block_k, 64)
+  alignas(1024) unsigned char out[C::kWarpgroups][C::kOutBytes];  // (out_panels, 64, 64) of each consumer
+  std::uint64_t q_full[C::kQStages];                              // Q has come; the consumers wait
+  std::uint64_t q_empty[C::kQStages];                             // each consumer after its last product
+                                                                  // with it; K's loader waits
+  std::uint64_t k_full[C::kStages];                               // K has come; the consumers wait
+  std::uint64_t k_empty[C::kStages];                              // each consumer after its product with it;
+                                                                  // K's loader waits
+  std::uint64_t v_full[C::kStages];                               // V has come; the consumers wait
+  std::uint64_t v_empty[C::kStages];                              // each consumer after its product with it;
+                                                                  // V's loader waits
+  std::uint64_t tile_full[C::kTileSlots];                         // the scheduler has written the slot;
+                                                                  // loaders and consumers wait
+  std::uint64_t tile_empty[C::kTileSlots];                        // each loader and consumer is done
+                                                                  // with the slot; the scheduler waits
   RowTile tiles[C::kTileSlots];
   Blocks blocks[C::kTileSlots][C::kWarpgroups];
   RepairList repairs[C::kFixedReference ? C::kWarpgroups * 4 : 1];  // of each consumer warp

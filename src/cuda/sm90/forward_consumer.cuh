@@ -319,13 +319,7 @@ class ForwardConsumer {
     sync_warpgroup();
     // Read between two barriers, so that all warps read the same.
     if constexpr (C::kFixedReference) drain_ = uniform(shared_.drain[warpgroup_]) != 0;
-    if constexpr (C::kTile.out_panels == 0) {
-      write_chunks<C>(p_, tile, row_of(0, thread), r_o_, inverse_);
-      sync_warpgroup();
-      release(shared_.tile_empty, at, C::kTileSlots);
-      return;
-    }
-    constexpr int kAtOnce = max_of(C::kTile.out_panels, 1);
+    constexpr int kAtOnce = C::kTile.out_panels;
     const int in_warpgroup = thread / 32 * 16 + thread % 16;  // the row whose chunks this lane addresses
     const std::uint32_t staged = ptx::shared_address(shared_.out[warpgroup_]);
     const int rows = clamp_to(tile.rows - 64 * warpgroup_, 0, 64);
