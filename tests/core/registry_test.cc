@@ -110,7 +110,26 @@ Machine gpu(int compute_capability, std::int64_t shared_bytes) {
   m.shared_bytes = shared_bytes;
   return m;
 }
-const Machine kTuring = gpu(75, 64 * 1024), kH100 = gpu(90, kSharedBytes90);
+const Machine kTuring = gpu(75, 64 * 1024), kA100 = gpu(80, kSharedBytes80), kRtx30 = gpu(86, kSharedBytes86),
+              kH100 = gpu(90, kSharedBytes90), kB200 = gpu(100, kSharedBytes90), kRtx50 = gpu(120, kSharedBytes86);
+
+/// Every head_dim and dtype has a kernel on every card from 8.0 on, in both passes.
+TEST(Registry, EveryBucketOnEveryCard) {
+  for (const Machine& machine : {kA100, kRtx30, kH100, kB200, kRtx50}) {
+    for (const Pass pass : {Pass::forward, Pass::backward}) {
+      for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+        for (std::int64_t dim = 1; dim <= 256; ++dim) {
+          const std::string name = chosen(problem(pass, dtype, dim), machine);
+          ASSERT_EQ(name.find("refused"), std::string::npos) << machine.compute_capability << " " << name;
+          // sm_90a code runs on 9.0 alone.
+          if (machine.compute_capability != 90) {
+            ASSERT_EQ(name.find("sm90"), std::string::npos) << name;
+          }
+        }
+      }
+    }
+  }
+}
 
 TEST(Registry, CudaRefusals) {
   EXPECT_NE(chosen(problem(Pass::forward, DType::bf16), kTuring).find("8.0 or more: this device has 7.5"),
@@ -119,6 +138,7 @@ TEST(Registry, CudaRefusals) {
   p.score.softcap = 5;
   EXPECT_NE(chosen(p, kH100).find("compute on the CPU"), std::string::npos);
   EXPECT_NE(chosen(problem(Pass::forward, DType::f64), kH100).find("float32"), std::string::npos);
+  EXPECT_NE(chosen(problem(Pass::forward, DType::bf16, 257), kH100).find("the largest is 256"), std::string::npos);
   EXPECT_NE(chosen(problem(Pass::forward, DType::bf16), kH100, "fwd_cpu_portable").find("host memory"),
             std::string::npos);
 }
