@@ -35,4 +35,15 @@ __device__ __forceinline__ void load_shared(std::uint32_t address, float& x, flo
                : "memory");
 }
 
+/// 4, 8 or 16 bytes, aligned to as many.
+__device__ __forceinline__ void load_shared(std::uint32_t address, std::uint32_t (&x)[1]) {
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x[0]) : "r"(address) : "memory");
+}
+__device__ __forceinline__ void load_shared(std::uint32_t address, std::uint32_t (&x)[2]) {
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x[0]), "=r"(x[1]) : "r"(address) : "memory");
+}
+__device__ __forceinline__ void load_shared(std::uint32_t address, std::uint32_t (&x)[4]) {
+  load_shared(address, x[0], x[1], x[2], x[3]);
+}
+
 }  // namespace onepass::ptx

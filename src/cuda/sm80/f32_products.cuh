@@ -62,33 +62,41 @@ struct F32Lanes {
   __device__ static std::uint32_t rows_a(int lane) { return Tile::offset(lane % 16, lane / 16); }
   /// Operand B with the tile's rows as its columns: 8 rows of 16 columns a load.
   __device__ static std::uint32_t rows_b(int lane) { return Tile::offset(lane % 8, lane / 8); }
-  /// Operand B with the tile's rows as its rows, in the order of SplitA::set_result: 16 bytes of row 2 t of eight, and,
-  /// at next_row, of row 2 t + 1. Four operands at once: n of four has the columns 4 g + n of 32.
-  __device__ static std::uint32_t across_b(int lane) { return Tile::offset(lane % 4 * 2, lane / 4); }
+  /// Two operands B with the tile's rows as their rows, in the order of SplitA::set_result: 8 bytes of row 2 t of
+  /// eight, and, at next_row, of row 2 t + 1. The operand n of two has the columns 2 g + n of 16.
+  __device__ static std::uint32_t across_b(int lane) { return Tile::offset(lane % 4 * 2, lane / 8) + lane / 4 % 2 * 8; }
   __device__ static std::uint32_t next_row(std::uint32_t address) { return (address ^ 16u) + Tile::kPitch; }
 };
 
-/// s (16 kM, 8 kN) = A B^T, both tiles with kCols columns in shared memory, of which the first `lines` times 32 are not
-/// all zero. kChain: steps of 8 columns a chain, 2 or 4.
-template <int kM, int kN, int kCols, int kChain>
-__device__ __forceinline__ void multiply_rows(float (&s)[kM][kN][4], std::uint32_t a_lane, std::uint32_t b_lane,
-                                              int lines) {
-  using Tile = F32Tile<kCols>;
+template <int kM, int kN>
+__device__ __forceinline__ void set_zero(float (&x)[kM][kN][4]) {
 #pragma unroll
   for (int m = 0; m < kM; ++m) {
 #pragma unroll
     for (int n = 0; n < kN; ++n) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) s[m][n][i] = 0;
+      for (int e = 0; e < 4; ++e) x[m][n][e] = 0;
     }
   }
+}
+
+/// s (16 kM, 8 kN) = A B^T, both tiles with kCols columns in shared memory, of which the first `lines` times 32 are not
+/// all zero. Scores are exponents: an error of one is a relative error of its weight. So here each single big product
+/// is added in float32; only the small ones form chains.
+template <int kM, int kN, int kCols>
+__device__ __forceinline__ void multiply_rows(float (&s)[kM][kN][4], std::uint32_t a_lane, std::uint32_t b_lane,
+                                              int lines) {
+  using Tile = F32Tile<kCols>;
+  float small[kM][kN][4];
+  set_zero(s);
+  set_zero(small);
 #pragma unroll 1
   for (int line = 0; line < lines; ++line, a_lane += 128, b_lane += 128) {
 #pragma unroll
-    for (int step = 0; step < 4; step += kChain) {
-      SplitA a[kChain][kM];
+    for (int step = 0; step < 4; step += 2) {
+      SplitA a[2][kM];
 #pragma unroll
-      for (int i = 0; i < kChain; ++i) {
+      for (int i = 0; i < 2; ++i) {
 #pragma unroll
         for (int m = 0; m < kM; ++m) {
           std::uint32_t x[4];
@@ -98,68 +106,104 @@ __device__ __forceinline__ void multiply_rows(float (&s)[kM][kN][4], std::uint32
       }
 #pragma unroll
       for (int n = 0; n < kN; ++n) {
-        Chain chain[kM];
+        std::uint32_t x[4];
+        ptx::ldmatrix_x4(x, Tile::advance(b_lane, 8 * n, 2 * step));
 #pragma unroll
-        for (int i = 0; i < kChain; i += 2) {
-          std::uint32_t x[4];
-          ptx::ldmatrix_x4(x, Tile::advance(b_lane, 8 * n, 2 * (step + i)));
+        for (int i = 0; i < 2; ++i) {
+          SplitB b;
+          b.set(x[2 * i], x[2 * i + 1]);
 #pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            SplitB b;
-            b.set(x[2 * half], x[2 * half + 1]);
+          for (int m = 0; m < kM; ++m) {
+            float big[4] = {};
+            ptx::mma_16x8x8_tf32(big, a[i][m].big, b.big[0], b.big[1]);
+            ptx::mma_16x8x8_tf32(small[m][n], a[i][m].small, b.big[0], b.big[1]);
+            ptx::mma_16x8x8_tf32(small[m][n], a[i][m].big, b.small[0], b.small[1]);
 #pragma unroll
-            for (int m = 0; m < kM; ++m) chain[m].add(a[i + half][m], b);
+            for (int e = 0; e < 4; ++e) s[m][n][e] += big[e];
           }
         }
+      }
+    }
+  }
 #pragma unroll
-        for (int m = 0; m < kM; ++m) {
+  for (int m = 0; m < kM; ++m) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) s[m][n][i] += chain[m].sum(i);
-        }
+    for (int n = 0; n < kN; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[m][n][e] += small[m][n][e];
+    }
+  }
+}
+
+/// 16 kGroups columns of A B: chains of one product for each of the steps of eight rows of B. load_a(step, a) gives
+/// A's part of a step.
+template <int kM, int kSteps, int kCols, int kGroups, class LoadA>
+__device__ __forceinline__ void multiply_groups(Chain (&chain)[kM][2 * kGroups], std::uint32_t b_lane, LoadA&& load_a) {
+  using Tile = F32Tile<kCols>;
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    SplitA a[kM];
+    load_a(step, a);
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      const std::uint32_t address = Tile::advance(b_lane, 8 * step, 4 * group);
+      std::uint32_t low[2], high[2];
+      ptx::load_shared(address, low);
+      ptx::load_shared(F32Lanes<kCols>::next_row(address), high);
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        SplitB b;
+        b.set(low[n], high[n]);
+#pragma unroll
+        for (int m = 0; m < kM; ++m) chain[m][2 * group + n].add(a[m], b);
       }
     }
   }
 }
 
 /// sum (16 kM, kCols) = factor sum + A B, A (16 kM, 8 kSteps) in registers, B (8 kSteps, kCols) a tile. Columns as
-/// F32Lanes::across_b has them: element [m][4 j + n][2 h + i] is row 16 m + 8 h + g, column 32 j + 8 t + 4 i + n.
-/// kWidth: operands B at once, 2 or 4. Columns from 32 lines on are left alone; the branch also keeps the compiler from
-/// having more chains under way than there are registers for.
-template <int kM, int kSteps, int kCols, int kWidth, class Factor>
+/// F32Lanes::across_b has them: element [m][2 j + n][2 h + i] is row 16 m + 8 h + g, column 16 j + 4 t + 2 i + n.
+/// kGroups of 16 columns at once, 1 or 2. Groups from column `columns` on are left alone; the branch also keeps the
+/// compiler from having more chains under way than there are registers for.
+template <int kM, int kSteps, int kCols, int kGroups, class Factor>
 __device__ __forceinline__ void multiply_across(float (&sum)[kM][kCols / 8][4], const SplitA (&a)[kSteps][kM],
-                                                std::uint32_t b_lane, int lines, Factor&& factor) {
-  using Tile = F32Tile<kCols>;
-  using Lanes = F32Lanes<kCols>;
+                                                std::uint32_t b_lane, int columns, Factor&& factor) {
 #pragma unroll
-  for (int j = 0; j < kCols / 32; ++j) {
-    if (j >= lines) break;
+  for (int j = 0; j < kCols / 16; j += kGroups) {
+    if (16 * j >= columns) break;
+    Chain chain[kM][2 * kGroups];
+    multiply_groups<kM, kSteps, kCols, kGroups>(chain, F32Tile<kCols>::advance(b_lane, 0, 4 * j),
+                                                [&](int step, SplitA(&r_a)[kM]) {
 #pragma unroll
-    for (int first = 0; first < 4; first += kWidth) {
-      Chain chain[kM][kWidth];
+                                                  for (int m = 0; m < kM; ++m) r_a[m] = a[step][m];
+                                                });
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        const std::uint32_t address = Tile::advance(b_lane, 8 * step, 8 * j);
-        std::uint32_t low[4], high[4];
-        ptx::load_shared(address, low[0], low[1], low[2], low[3]);
-        ptx::load_shared(Lanes::next_row(address), high[0], high[1], high[2], high[3]);
+    for (int m = 0; m < kM; ++m) {
 #pragma unroll
-        for (int n = 0; n < kWidth; ++n) {
-          SplitB b;
-          b.set(low[first + n], high[first + n]);
+      for (int n = 0; n < 2 * kGroups; ++n) {
 #pragma unroll
-          for (int m = 0; m < kM; ++m) chain[m][n].add(a[step][m], b);
+        for (int e = 0; e < 4; ++e) {
+          float& x = sum[m][2 * j + n][e];
+          x = fmaf(x, factor(2 * m + e / 2), chain[m][n].sum(e));
         }
       }
+    }
+  }
+}
+
+/// Visits a result in the order of multiply_across: visit(m, half, row, column, x) for a row, 16 m + 8 half + g, and
+/// the four elements from `column` on.
+template <int kM, int kCols, class Visit>
+__device__ __forceinline__ void for_each_four(const float (&sum)[kM][kCols / 8][4], int lane, Visit&& visit) {
 #pragma unroll
-      for (int m = 0; m < kM; ++m) {
+  for (int m = 0; m < kM; ++m) {
 #pragma unroll
-        for (int n = 0; n < kWidth; ++n) {
+    for (int half = 0; half < 2; ++half) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            float& x = sum[m][4 * j + first + n][i];
-            x = fmaf(x, factor(2 * m + i / 2), chain[m][n].sum(i));
-          }
-        }
+      for (int j = 0; j < kCols / 16; ++j) {
+        const float4 x = {sum[m][2 * j][2 * half], sum[m][2 * j + 1][2 * half], sum[m][2 * j][2 * half + 1],
+                          sum[m][2 * j + 1][2 * half + 1]};
+        visit(m, half, 16 * m + 8 * half + lane / 4, 16 * j + lane % 4 * 4, x);
       }
     }
   }

@@ -29,8 +29,7 @@ struct ForwardF32Of {
     args.scale_log2 = static_cast<float>(std::fabs(p.score.scale) * kLog2e);
     args.q_factor = args.scale_log2 == 0 ? 0 : p.score.scale < 0 ? -1 : 1;
     if (args.scale_log2 == 0) args.scale = 1, args.scale_log2 = static_cast<float>(kLog2e);
-    args.lines = static_cast<int>(ceil_div(p.head_dim, 32)),
-    args.lines_v = static_cast<int>(ceil_div(p.head_dim_v, 32));
+    args.lines = static_cast<int>(ceil_div(p.head_dim, 32));
     args.q_tiles = max_of<std::int64_t>(ceil_div(p.seq_q, kTiles.block_q()), 1);
     const DeviceScope scope(where.device);
     ONEPASS_RETURN_IF_ERROR(scope.status());
