@@ -60,8 +60,8 @@ struct F32Lanes {
   using Tile = F32Tile<kCols>;
   /// Operand A with the tile's rows as its rows: 16 rows of 8 columns a load.
   __device__ static std::uint32_t rows_a(int lane) { return Tile::offset(lane % 16, lane / 16); }
-  /// Operand B with the tile's rows as its columns: 8 rows of 16 columns a load.
-  __device__ static std::uint32_t rows_b(int lane) { return Tile::offset(lane % 8, lane / 8); }
+  /// Operand B with the tile's rows as its columns: 16 rows of 8 columns a load.
+  __device__ static std::uint32_t rows_b(int lane) { return Tile::offset(lane % 8 + lane / 16 * 8, lane / 8 % 2); }
   /// Two operands B with the tile's rows as their rows, in the order of SplitA::set_result: 8 bytes of row 2 t of
   /// eight, and, at next_row, of row 2 t + 1. The operand n of two has the columns 2 g + n of 16.
   __device__ static std::uint32_t across_b(int lane) { return Tile::offset(lane % 4 * 2, lane / 8) + lane / 4 % 2 * 8; }
@@ -93,19 +93,16 @@ __device__ __forceinline__ void multiply_rows(float (&s)[kM][kN][4], std::uint32
 #pragma unroll 1
   for (int line = 0; line < lines; ++line, a_lane += 128, b_lane += 128) {
 #pragma unroll
-    for (int step = 0; step < 4; step += 2) {
-      SplitA a[2][kM];
+    for (int step = 0; step < 4; ++step) {
+      SplitA a[kM];
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-#pragma unroll
-        for (int m = 0; m < kM; ++m) {
-          std::uint32_t x[4];
-          ptx::ldmatrix_x4(x, Tile::advance(a_lane, 16 * m, 2 * (step + i)));
-          a[i][m].set(x);
-        }
+      for (int m = 0; m < kM; ++m) {
+        std::uint32_t x[4];
+        ptx::ldmatrix_x4(x, Tile::advance(a_lane, 16 * m, 2 * step));
+        a[m].set(x);
       }
 #pragma unroll
-      for (int n = 0; n < kN; ++n) {
+      for (int n = 0; n < kN; n += 2) {
         std::uint32_t x[4];
         ptx::ldmatrix_x4(x, Tile::advance(b_lane, 8 * n, 2 * step));
 #pragma unroll
@@ -115,11 +112,11 @@ __device__ __forceinline__ void multiply_rows(float (&s)[kM][kN][4], std::uint32
 #pragma unroll
           for (int m = 0; m < kM; ++m) {
             float big[4] = {};
-            ptx::mma_16x8x8_tf32(big, a[i][m].big, b.big[0], b.big[1]);
-            ptx::mma_16x8x8_tf32(small[m][n], a[i][m].small, b.big[0], b.big[1]);
-            ptx::mma_16x8x8_tf32(small[m][n], a[i][m].big, b.small[0], b.small[1]);
+            ptx::mma_16x8x8_tf32(big, a[m].big, b.big[0], b.big[1]);
+            ptx::mma_16x8x8_tf32(small[m][n + i], a[m].small, b.big[0], b.big[1]);
+            ptx::mma_16x8x8_tf32(small[m][n + i], a[m].big, b.small[0], b.small[1]);
 #pragma unroll
-            for (int e = 0; e < 4; ++e) s[m][n][e] += big[e];
+            for (int e = 0; e < 4; ++e) s[m][n + i][e] += big[e];
           }
         }
       }

@@ -26,8 +26,8 @@ struct ForwardF32Tiles {
 template <int kHeadDim>
 constexpr ForwardF32Tiles forward_f32_tiles() {
   if (kHeadDim == 32) return {2, 4, 32, 2, 1, 2};
-  if (kHeadDim == 64) return {1, 4, 32, 2, 2, 3};
-  if (kHeadDim == 96) return {1, 4, 32, 2, 2, 2};
+  if (kHeadDim == 64) return {2, 4, 32, 2, 1, 2};
+  if (kHeadDim == 96) return {1, 4, 32, 2, 1, 3};
   if (kHeadDim == 128) return {1, 4, 32, 2, 2, 2};
   if (kHeadDim == 192) return {1, 4, 32, 2, 2, 2};
   return {1, 4, 16, 2, 2, 2};
