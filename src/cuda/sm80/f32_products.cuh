@@ -16,6 +16,11 @@ __device__ __forceinline__ void split(std::uint32_t x, std::uint32_t& big, std::
   small = __float_as_uint(__uint_as_float(x) - __uint_as_float(big));
 }
 
+/// What the tensor core drops of `small`.
+__device__ __forceinline__ std::uint32_t last_bit(std::uint32_t small) {
+  return __float_as_uint(__uint_as_float(small) - __uint_as_float(small & 0xffffe000u));
+}
+
 /// A 16x8 operand A, as mma_16x8x8_tf32 takes it.
 struct SplitA {
   std::uint32_t big[4], small[4];
@@ -82,8 +87,9 @@ __device__ __forceinline__ void set_zero(float (&x)[kM][kN][4]) {
 
 /// s (16 kM, 8 kN) = A B^T, both tiles with kCols columns in shared memory, of which the first `lines` times 32 are not
 /// all zero. Scores are exponents: an error of one is a relative error of its weight. So here each single big product
-/// is added in float32; only the small ones form chains.
-template <int kM, int kN, int kCols>
+/// is added in float32; only the small ones form chains. kWhole: with the last bit of the operands too, which the
+/// small parts leave out, in two more products.
+template <int kM, int kN, int kCols, bool kWhole>
 __device__ __forceinline__ void multiply_rows(float (&s)[kM][kN][4], std::uint32_t a_lane, std::uint32_t b_lane,
                                               int lines) {
   using Tile = F32Tile<kCols>;
@@ -115,6 +121,13 @@ __device__ __forceinline__ void multiply_rows(float (&s)[kM][kN][4], std::uint32
             ptx::mma_16x8x8_tf32(big, a[m].big, b.big[0], b.big[1]);
             ptx::mma_16x8x8_tf32(small[m][n + i], a[m].small, b.big[0], b.big[1]);
             ptx::mma_16x8x8_tf32(small[m][n + i], a[m].big, b.small[0], b.small[1]);
+            if constexpr (kWhole) {
+              std::uint32_t a_last[4];
+#pragma unroll
+              for (int e = 0; e < 4; ++e) a_last[e] = last_bit(a[m].small[e]);
+              ptx::mma_16x8x8_tf32(small[m][n + i], a_last, b.big[0], b.big[1]);
+              ptx::mma_16x8x8_tf32(small[m][n + i], a[m].big, last_bit(b.small[0]), last_bit(b.small[1]));
+            }
 #pragma unroll
             for (int e = 0; e < 4; ++e) s[m][n + i][e] += big[e];
           }

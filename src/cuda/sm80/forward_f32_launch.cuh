@@ -22,7 +22,8 @@ struct ForwardF32Of {
     constexpr double kLog2e = 1.4426950408889634;
     ForwardF32Args args{problem, operands};
     Problem& p = args.problem;
-    if (p.batch == 0) p.batch = 1, p.seq_q = 0, p.mask = {.varlen = true};  // packed rows outside every sequence
+    if (p.batch == 0 && p.mask.varlen)
+      p.batch = 1, p.seq_q = 0, p.mask = {.varlen = true};  // packed rows outside every sequence
     args.q_aligned = f32_rows_aligned(operands.q), args.k_aligned = f32_rows_aligned(operands.k);
     args.v_aligned = f32_rows_aligned(operands.v), args.out_aligned = f32_rows_aligned(operands.out);
     args.scale = static_cast<float>(std::fabs(p.score.scale));
