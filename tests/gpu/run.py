@@ -22,6 +22,7 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 OUT = HERE / "out"
+LIMIT = 240  # seconds a shard may take: a kernel that hangs ends it
 SWEEP = re.compile(r"^  (\w+)\s+(f32|f16|bf16)\s+(\d+) cases", re.MULTILINE)
 # What the slow tools look at: every kernel once, few cases.
 REDUCED = "*RandomCases*:*GraphReplays*:CudaCases.C36*:CudaCalls.*"
@@ -33,7 +34,8 @@ def shard(index: int, count: int) -> tuple[str, dict]:
     file = OUT / f"shard{index}.json"
     environment = os.environ | {"GTEST_TOTAL_SHARDS": str(count), "GTEST_SHARD_INDEX": str(index),
                                 "GTEST_OUTPUT": f"json:{file}"}
-    run = subprocess.run([HERE / "cuda_test"], env=environment, cwd=HERE, capture_output=True, text=True)
+    run = subprocess.run(["timeout", str(LIMIT), HERE / "cuda_test"], env=environment, cwd=HERE, capture_output=True,
+                         text=True)
     result = json.loads(file.read_text()) if file.exists() else {"testsuites": [], "crashed": True}
     file.unlink(missing_ok=True)
     if run.returncode != 0:
