@@ -122,8 +122,9 @@ def cell(lib, a, which, dtype, d, seq, causal, kernels):
             grads = [torch.empty_like(x) for x in (q, k, v)]
             call, why = lib.prepare(BACKWARD, options, q=q, k=k, v=v, out=out, lse=lse, grad_out=grad,
                                     grad_q=grads[0], grad_k=grads[1], grad_v=grads[2])
-        names[json.loads(why)["kernel"]] = call
-        parties[json.loads(why)["kernel"]] = call
+        name = json.loads(why)["kernel"]
+        names[name] = call, [out] if which == "fwd" else grads
+        parties[name] = call
     for backend in a.peers:
         make = (lambda: peer_forward(backend, q, k, v, causal)) if which == "fwd" else (
             lambda: peer_backward(backend, q, k, v, grad, causal))
@@ -133,14 +134,11 @@ def cell(lib, a, which, dtype, d, seq, causal, kernels):
         except (RuntimeError, ImportError) as error:
             print(f"  {backend}: {str(error).splitlines()[0]}", file=sys.stderr)
             continue
-        for name, ours in names.items():
+        for name, (ours, written) in names.items():
             ours()
             torch.cuda.synchronize()
-            if which == "fwd":
-                agree(name, out, result)
-            else:
-                for mine, theirs in zip(grads, result):
-                    agree(name, mine, theirs)
+            for mine, theirs in zip(written, [result] if which == "fwd" else result):
+                agree(name, mine, theirs)
         parties[backend] = call
     replays = {}
     for name, call in parties.items():
@@ -205,11 +203,11 @@ def main():
     means = {}
     for r in rows:
         for peer, ratio in r.get("ratios", {}).items():
-            means.setdefault((r["pass"], r["head_dim"], r["causal"], peer), []).append(ratio)
-    summary = [{"pass": p, "head_dim": d, "causal": c, "peer": peer, "ratio_min": min(x),
-                "ratio_geomean": math.exp(statistics.fmean(map(math.log, x)))} for (p, d, c, peer), x in means.items()]
+            means.setdefault((r["kernel"], r["head_dim"], r["causal"], peer), []).append(ratio)
+    summary = [{"kernel": k, "head_dim": d, "causal": c, "peer": peer, "ratio_min": min(x),
+                "ratio_geomean": math.exp(statistics.fmean(map(math.log, x)))} for (k, d, c, peer), x in means.items()]
     for s in summary:
-        print(f"{s['pass']} d{s['head_dim']} {'causal' if s['causal'] else 'full'} / {s['peer']}: "
+        print(f"{s['kernel']} {'causal' if s['causal'] else 'full'} / {s['peer']}: "
               f"geometric mean {s['ratio_geomean']:.3f}, least {s['ratio_min']:.3f}")
     if a.out:
         report = {"onepass": lib.version, "commit": a.commit, "date": datetime.date.today().isoformat(),

@@ -89,11 +89,12 @@ def gpu_title(report):
 
 
 def gpu_cells(report):
-    """{(pass, dtype, head_dim, causal): onepass's rows, one a length}, and the peers that any of them has."""
+    """{(pass, dtype, head_dim, causal, kernel): onepass's rows, one a length}, and the peers that any of them has."""
     cells = {}
     for row in report["rows"]:
         if row["party"] == "onepass":
-            cells.setdefault((row["pass"], row["dtype"], row["head_dim"], row["causal"]), []).append(row)
+            key = (row["pass"], row["dtype"], row["head_dim"], row["causal"], row["kernel"])
+            cells.setdefault(key, []).append(row)
     peers = [p for p in PEERS if any(p in r["ratios"] for rows in cells.values() for r in rows)]
     return cells, peers
 
@@ -102,14 +103,13 @@ def gpu_summary(report):
     """One line a pass, head_dim and mask: geometric mean and least ratio over each peer."""
     cells, peers = gpu_cells(report)
     lines = []
-    for (which, dtype, head_dim, causal), rows in cells.items():
-        kernels = sorted({r["kernel"] for r in rows})
+    for (which, dtype, head_dim, causal, kernel), rows in cells.items():
         ratios = []
         for peer in peers:
             values = [r["ratios"][peer] for r in rows if peer in r["ratios"]]
             mean = math.exp(sum(map(math.log, values)) / len(values)) if values else None
             ratios.append(f"**{mean:.2f} ×** ({min(values):.2f})" if values else "–")
-        lines.append([f"{PASSES[which]}, {dtype}, d {head_dim}{', causal' if causal else ''}", f"`{kernels[0]}`",
+        lines.append([f"{PASSES[which]}, {dtype}, d {head_dim}{', causal' if causal else ''}", f"`{kernel}`",
                       span([r["tflops"] for r in rows]), *ratios])
     head = ["seq 512 – 16,384", "kernel", "TFLOP/s", *(f"over {PEERS[p]}" for p in peers)]
     return gpu_title(report) + ":\n\n" + table(head, lines)
@@ -119,12 +119,12 @@ def gpu_details(report):
     """One table a pass, head_dim and mask: rates of all parties by length."""
     cells, peers = gpu_cells(report)
     parts = [f"### {gpu_title(report)}"]
-    for (which, dtype, head_dim, causal), rows in cells.items():
+    for (which, dtype, head_dim, causal, kernel), rows in cells.items():
         lines = [[f"{r['seq_q']:,}", f"{r['tflops']:.0f}",
                   *(f"{r['tflops'] / r['ratios'][p]:.0f} ({r['ratios'][p]:.2f} ×)" if p in r["ratios"] else "–"
                     for p in peers)] for r in rows]
         parts.append(f"**{PASSES[which]}, {dtype}, head_dim {head_dim}{', causal' if causal else ''}**, "
-                     f"`{rows[0]['kernel']}`, TFLOP/s (onepass over it)")
+                     f"`{kernel}`, TFLOP/s (onepass over it)")
         parts.append(table(["seq", "onepass", *(PEERS[p] for p in peers)], lines))
     return "\n\n".join(parts)
 

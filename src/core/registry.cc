@@ -144,6 +144,12 @@ const char* mismatch(const Kernel& kernel, const Problem& problem) {
     if (!problem.aligned_rows) return "rows that are not 16-byte aligned, or a float32 out";
     if (kernel.pass == Pass::forward && problem.head_dim_v % 8 != 0) return "a head_dim_v that is no multiple of 8";
     if (kernel.pass == Pass::forward && !(problem.score.scale > 0)) return "a scale that is not positive";
+    // TMA faulted on boxes that begin past the last column, at the end of large allocations.
+    constexpr std::int64_t kPanel = 64;
+    if (ceil_div(problem.head_dim, kPanel) < ceil_div(kernel.max_head_dim, kPanel) ||
+        ceil_div(problem.head_dim_v, kPanel) < ceil_div(kernel.max_head_dim_v, kPanel)) {
+      return "a head_dim that leaves 64 columns of the bucket empty";
+    }
     if (max_of(problem.total_q, problem.total_k) >= (std::int64_t{1} << 29)) return "2^29 rows or more";
     if (kernel.pass == Pass::backward && problem.deterministic == 1) {
       return "the deterministic option";
@@ -204,7 +210,7 @@ Status none_serves(const Problem& p, const Machine& machine) {
   return unsupported("no kernel serves head_dim %" PRId64 " and head_dim_v %" PRId64 " of %s: the largest is %" PRId64
                      "%s",
                      p.head_dim, p.head_dim_v, dtype_name(p.dtype), largest,
-                     largest == 0 ? ", that is, none of this dtype; nearest: float32" : "");
+                     largest == 0 ? ", that is, none of this pass and dtype: compute on the CPU" : "");
 }
 
 }  // namespace

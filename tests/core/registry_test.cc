@@ -118,6 +118,7 @@ TEST(Registry, EveryBucketOnEveryCard) {
   for (const Machine& machine : {kA100, kRtx30, kH100, kB200, kRtx50}) {
     for (const Pass pass : {Pass::forward, Pass::backward}) {
       for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+        if (pass == Pass::backward && dtype == DType::f32) continue;  // no float32 gradients in CUDA memory
         for (std::int64_t dim = 1; dim <= 256; ++dim) {
           const std::string name = chosen(problem(pass, dtype, dim), machine);
           ASSERT_EQ(name.find("refused"), std::string::npos) << machine.compute_capability << " " << name;
@@ -137,7 +138,7 @@ TEST(Registry, CudaRefusals) {
   Problem p = problem(Pass::forward, DType::bf16);
   p.score.softcap = 5;
   EXPECT_NE(chosen(p, kH100).find("compute on the CPU"), std::string::npos);
-  EXPECT_NE(chosen(problem(Pass::forward, DType::f64), kH100).find("float32"), std::string::npos);
+  EXPECT_NE(chosen(problem(Pass::forward, DType::f64), kH100).find("compute on the CPU"), std::string::npos);
   EXPECT_NE(chosen(problem(Pass::forward, DType::bf16, 257), kH100).find("the largest is 256"), std::string::npos);
   EXPECT_NE(chosen(problem(Pass::forward, DType::bf16), kH100, "fwd_cpu_portable").find("host memory"),
             std::string::npos);

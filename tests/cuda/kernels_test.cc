@@ -50,7 +50,9 @@ TEST_P(CudaKernel, EveryLengthAroundTheTiles) {
       if (n % 3 == 0) std::swap(spec.seq_q, spec.seq_k);
       if (n % 3 == 1) spec.seq_k = spec.seq_q;
       spec.causal = causal;
-      spec.head_dim = spec.head_dim_v = min_of<std::int64_t>(spec.head_dim, 64);
+      if (std::string_view(kernel->arch) != "sm90") {
+        spec.head_dim = spec.head_dim_v = min_of<std::int64_t>(spec.head_dim, 64);
+      }
       expect_right(*kernel, spec);
       if (HasFailure()) return;
     }
@@ -68,10 +70,12 @@ TEST_P(CudaKernel, EveryHeadDim) {
     // Pitches of whole 16 bytes: a gap behind each head's row.
     const auto pad = [](std::int64_t d) { return static_cast<int>(round_up(d, 8) - d); };
     if (whole_rows) {
-      if (kernel->pass == Pass::backward) spec.head_dim_v = dim;  // dO is laid out as Q
+      spec.head_dim_v = kernel->pass == Pass::backward ? dim : round_up(spec.head_dim_v, 8);  // dO is laid out as Q
       spec.layout_q.gap[2] = spec.layout_k.gap[2] = pad(spec.head_dim);
       spec.layout_v.gap[2] = spec.layout_out.gap[2] = pad(spec.head_dim_v);
     }
+    Case c(spec);
+    if (whole_rows && !check::serves(*kernel, c)) continue;  // another bucket's
     expect_right(*kernel, spec);
     if (HasFailure()) return;
   }
@@ -93,9 +97,12 @@ TEST_P(CudaKernel, AdversarialScores) {
 }
 
 /// One key far above the rest, in every tile position: the running maximum must follow wherever it comes.
+/// Forward only: a row that sees one key in effect has gradients of exactly 0, whose rounding docs/semantics.md speaks
+/// of.
 TEST_P(CudaKernel, OneKeyFarAboveTheRest) {
   const Kernel* kernel = GetParam();
   ONEPASS_NEEDS_GPU_FOR(kernel);
+  if (kernel->pass == Pass::backward) return;
   const std::int64_t keys = 5 * kernel->tiles().block_k + 3, step = max_of(kernel->tiles().block_k / 4, 1);
   for (std::int64_t jump = 0; jump < keys; jump += step) {
     Case c(sized(*kernel, 64, keys));
@@ -105,13 +112,6 @@ TEST_P(CudaKernel, OneKeyFarAboveTheRest) {
       if (i[1] == jump) c.k.set(at, 16);
     });
     for (Array* array : {&c.q, &c.k}) array->seal();
-    if (kernel->pass == Pass::backward) {
-      ForwardOperands operands = c.forward_operands();
-      operands.out = c.saved_out.tensor(false);
-      operands.lse = c.saved_lse.row_tensor(false);
-      ASSERT_TRUE(oracle::forward(c.problem(), operands).ok());
-      for (Array* array : {&c.saved_out, &c.saved_lse}) array->seal();
-    }
     EXPECT_TRUE(kit::passes(check::check_kernel(*kernel, c))) << "key " << jump;
     if (HasFailure()) return;
   }
