@@ -219,7 +219,7 @@ def kernels() -> list[Kernel]:
     """Every kernel compiled in, in order of preference.
 
         >>> import onepass
-        >>> onepass.kernels()[-1].name
-        'bwd_cpu_oracle'
+        >>> "bwd_cpu_oracle" in [kernel.name for kernel in onepass.kernels()]
+        True
     """
     return [Kernel(*row) for row in _core.kernels()]
