@@ -111,7 +111,7 @@ def gpu_summary(report):
             ratios.append(f"**{mean:.2f} ×** ({min(values):.2f})" if values else "–")
         lines.append([f"{PASSES[which]}, {dtype}, d {head_dim}{', causal' if causal else ''}", f"`{kernel}`",
                       span([r["tflops"] for r in rows]), *ratios])
-    head = ["seq 512 – 16,384", "kernel", "TFLOP/s", *(f"over {PEERS[p]}" for p in peers)]
+    head = ["seq 512 – 16,384", "kernel", "TFLOP/s", *(f"over {PEERS[p]}: mean (least)" for p in peers)]
     return gpu_title(report) + ":\n\n" + table(head, lines)
 
 
