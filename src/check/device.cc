@@ -4,18 +4,13 @@
 #include <cuda_runtime.h>
 
 #include "cuda/host/device.h"
+#include "cuda/host/launch.h"
 #endif
 
 namespace onepass::check {
 
 #if defined(ONEPASS_CUDA)
-namespace {
-
-Status status_of(cudaError_t error, const char* what) {
-  return error == cudaSuccess ? Status() : device_error("CUDA: %s: %s", what, cudaGetErrorString(error));
-}
-
-}  // namespace
+using cuda::status_of;
 
 DeviceMirror::DeviceMirror(const std::vector<Block>& blocks) : blocks_(blocks) {
   constexpr std::size_t kAlignment = 256;

@@ -10,32 +10,30 @@ class CudaKernel : public testing::TestWithParam<const Kernel*> {};
 INSTANTIATE_TEST_SUITE_P(Rows, CudaKernel, testing::ValuesIn(all_rows()), row_name);
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(CudaKernel);
 
+check::Sweep sweep_of(const Kernel& kernel, std::uint64_t first_seed, int cases) {
+  check::Sweep sweep;
+  sweep.limits.pass = kernel.pass;
+  sweep.limits.dtypes = kernel.dtypes;
+  sweep.limits.max_head_dim = kernel.max_head_dim;
+  sweep.limits.cuda = true;
+  sweep.first_seed = first_seed;
+  sweep.cases = kit::scaled(cases);
+  return sweep;
+}
+
 TEST_P(CudaKernel, RandomCases) {
   const Kernel* kernel = GetParam();
   ONEPASS_NEEDS_GPU_FOR(kernel);
-  check::Sweep sweep;
-  sweep.limits.pass = kernel->pass;
-  sweep.limits.dtypes = kernel->dtypes;
-  sweep.limits.max_head_dim = kernel->max_head_dim;
-  sweep.limits.cuda = true;
-  sweep.first_seed = kit::first_seed();
-  sweep.cases = kit::scaled(200);
-  kit::expect_sweep({kernel}, sweep);
+  kit::expect_sweep({kernel}, sweep_of(*kernel, kit::first_seed(), 200));
 }
 
 /// Longer sequences: several tiles on both sides, more tiles than multiprocessors.
 TEST_P(CudaKernel, RandomLongCases) {
   const Kernel* kernel = GetParam();
   ONEPASS_NEEDS_GPU_FOR(kernel);
-  check::Sweep sweep;
-  sweep.limits.pass = kernel->pass;
-  sweep.limits.dtypes = kernel->dtypes;
-  sweep.limits.max_head_dim = kernel->max_head_dim;
+  check::Sweep sweep = sweep_of(*kernel, kit::first_seed() + 1000, 30);
   sweep.limits.max_seq = 1500;
   sweep.limits.work = 6e7;
-  sweep.limits.cuda = true;
-  sweep.first_seed = kit::first_seed() + 1000;
-  sweep.cases = kit::scaled(30);
   kit::expect_sweep({kernel}, sweep);
 }
 
