@@ -35,7 +35,7 @@ def check_backend(backend: str | None) -> None:
 
 def on_gpu(array: Any) -> bool:
     """True for an array in CUDA memory."""
-    device = getattr(array, "device", None)
+    device: Any = getattr(array, "device", None)
     if hasattr(device, "type"):  # torch
         return bool(device.type == "cuda")
     dlpack_device = getattr(array, "__dlpack_device__", None)

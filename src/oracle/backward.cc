@@ -67,9 +67,11 @@ class Backward {
         dq_(p_.head_dim),
         out_(p_.head_dim_v),
         dout_(p_.head_dim_v),
-        weight_(p_.seq_k),
-        slope_(p_.seq_k),
-        keep_(p_.seq_k) {}
+        weight_(most_keys(p_)),
+        slope_(most_keys(p_)),
+        keep_(most_keys(p_)),
+        rows_(p_),
+        sums_(p_) {}
 
   void run() {
     clear_rows<Real>(p_, x_.grad_q, operand_rows(p_.seq_q, p_.total_q, p_.mask), p_.heads_q, p_.head_dim);
@@ -83,17 +85,17 @@ class Backward {
  private:
   void item(std::int64_t b) {
     const Item item = item_at(p_, b);
-    Head<Real> head(p_, item, b);
+    Head<Real> head(p_, item, b, rows_);
     for (std::int64_t kv_head = 0; kv_head < p_.heads_kv; ++kv_head) {
       head.load_keys(x_.k, x_.v, kv_head);
-      dk_.assign(item.k_length * p_.head_dim, Real(0));
-      dv_.assign(item.k_length * p_.head_dim_v, Real(0));
+      sums_.k.assign(item.k_length * p_.head_dim, Real(0));
+      sums_.v.assign(item.k_length * p_.head_dim_v, Real(0));
       for (std::int64_t h = kv_head * p_.group(); h < (kv_head + 1) * p_.group(); ++h) {
         for (std::int64_t i = 0; i < item.q_length; ++i) row(b, item, head, h, i);
       }
       for (std::int64_t j = 0; j < item.k_length; ++j) {
-        const Real* dk = dk_.data() + j * p_.head_dim;
-        const Real* dv = dv_.data() + j * p_.head_dim_v;
+        const Real* dk = sums_.k.data() + j * p_.head_dim;
+        const Real* dv = sums_.v.data() + j * p_.head_dim_v;
         if (x_.grad_k) store_row(x_.grad_k, b, item.k_row + j, kv_head, p_.head_dim, dk, Real(p_.score.scale));
         if (x_.grad_v) store_row(x_.grad_v, b, item.k_row + j, kv_head, p_.head_dim_v, dv);
       }
@@ -126,8 +128,8 @@ class Backward {
       bias_.add(b, h, i, item.k_start + j, rounded_(ds));
       const Real ds_raw = rounded_(ds * slope_[n]);
       add_scaled(dq_.data(), ds_raw, head.k(j), p_.head_dim);
-      add_scaled(dk_.data() + j * p_.head_dim, ds_raw, q_.data(), p_.head_dim);
-      add_scaled(dv_.data() + j * p_.head_dim_v, rounded_(weight_[n] * keep_[n]), dout_.data(), p_.head_dim_v);
+      add_scaled(sums_.k.data() + j * p_.head_dim, ds_raw, q_.data(), p_.head_dim);
+      add_scaled(sums_.v.data() + j * p_.head_dim_v, rounded_(weight_[n] * keep_[n]), dout_.data(), p_.head_dim_v);
     }
     if (x_.grad_q) store_row(x_.grad_q, b, seq, h, p_.head_dim, dq_.data(), Real(p_.score.scale));
   }
@@ -185,7 +187,7 @@ class Backward {
   std::vector<Real> sinks_;                  // (batch, heads_q)
   std::vector<Real> q_, dq_, out_, dout_;    // of one row
   std::vector<Real> weight_, slope_, keep_;  // of one row's visible keys
-  std::vector<Real> dk_, dv_;                // of one item and KV head
+  HeadRows<Real> rows_, sums_;               // K and V, dK and dV of one item and KV head
 };
 
 }  // namespace
@@ -198,7 +200,7 @@ Status backward(const Problem& problem, const BackwardOperands& operands, Precis
     Backward<float>(problem, operands, recompute).run();
   }
   return {};
-} catch (const std::bad_alloc&) {
+} catch (const std::exception&) {  // no memory, or a vector longer than any memory
   return {ONEPASS_OUT_OF_MEMORY, "the reference kernel needs memory for one head's keys and values in float64"};
 }
 

@@ -1,4 +1,4 @@
-#include <new>
+#include <exception>
 
 #include "core/work.h"
 #include "oracle/oracle.h"
@@ -22,12 +22,13 @@ void clear(const Problem& problem, const ForwardOperands& operands) {
 
 template <class Real>
 void run(const Problem& problem, const ForwardOperands& operands) {
-  clear(problem, operands);
   const Rounding<Real> rounded{problem.dtype};
-  std::vector<Real> q(problem.head_dim), out(problem.head_dim_v), weight(problem.seq_k), keep(problem.seq_k);
+  std::vector<Real> q(problem.head_dim), out(problem.head_dim_v), weight(most_keys(problem)), keep(most_keys(problem));
+  HeadRows<Real> rows(problem);
+  clear(problem, operands);
   for (std::int64_t b = 0; b < problem.batch; ++b) {
     const Item item = item_at(problem, b);
-    Head<Real> head(problem, item, b);
+    Head<Real> head(problem, item, b, rows);
     for (std::int64_t h = 0; h < problem.heads_q; ++h) {
       if (h % problem.group() == 0) head.load_keys(operands.k, operands.v, problem.kv_head(h));
       for (std::int64_t i = 0; i < item.q_length; ++i) {
@@ -60,7 +61,7 @@ Status forward(const Problem& problem, const ForwardOperands& operands, Precisio
     run<float>(problem, operands);
   }
   return {};
-} catch (const std::bad_alloc&) {
+} catch (const std::exception&) {  // no memory, or a vector longer than any memory
   return {ONEPASS_OUT_OF_MEMORY, "the reference kernel needs memory for one head's keys and values in float64"};
 }
 

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <new>
 #include <vector>
 
 #include "core/half.h"
@@ -37,6 +38,10 @@ inline std::int64_t operand_rows(std::int64_t seq, std::int64_t total, const Mas
 }
 inline std::int64_t operand_batch(const Problem& problem) {
   return problem.mask.varlen ? 1 : problem.batch;
+}
+/// The most keys that an item can hold; max_seqlen_k may promise more than there are tokens.
+inline std::int64_t most_keys(const Problem& problem) {
+  return problem.mask.varlen ? std::min(problem.seq_k, problem.total_k) : problem.seq_k;
 }
 
 void store_real(void* data, DType dtype, std::int64_t index, double x);
@@ -86,12 +91,29 @@ void store_row(const Tensor& t, std::int64_t b, std::int64_t seq, std::int64_t h
   for (std::int64_t c = 0; c < n; ++c) store_real(target, t.dtype, c, row[c] * factor);
 }
 
-/// K and V of one item and KV head, widened, and the scores of its query rows. Only the keys that some row sees are
+/// Rows of one item and KV head, widened: memory for the longest item is taken here, before anything is written.
+template <class Real>
+struct HeadRows {
+  explicit HeadRows(const Problem& problem) {
+    k.reserve(elements(problem, problem.head_dim));
+    v.reserve(elements(problem, problem.head_dim_v));
+  }
+  static std::size_t elements(const Problem& problem, std::int64_t dim) {
+    std::int64_t count = 0;
+    if (__builtin_mul_overflow(most_keys(problem), dim, &count)) throw std::bad_alloc();
+    return static_cast<std::size_t>(count);
+  }
+
+  std::vector<Real> k, v;
+};
+
+/// K and V of one item and KV head, and the scores of its query rows. Only the keys that some row sees are
 /// read.
 template <class Real>
 class Head {
  public:
-  Head(const Problem& problem, const Item& item, std::int64_t b) : problem_(problem), item_(item), b_(b) {
+  Head(const Problem& problem, const Item& item, std::int64_t b, HeadRows<Real>& rows)
+      : problem_(problem), item_(item), b_(b), k_(rows.k), v_(rows.v) {
     first_ = item.k_length;
     for (std::int64_t i = 0; i < item.q_length; ++i) {
       const Keys keys = visible_keys(problem.mask, item, i);
@@ -172,7 +194,7 @@ class Head {
   const Item item_;
   const std::int64_t b_;
   std::int64_t first_ = 0, last_ = 0;  // keys loaded
-  std::vector<Real> k_, v_;
+  std::vector<Real>&k_, &v_;
   std::uint64_t seed_ = 0;
   std::uint32_t offset_ = 0;
   Real keep_scale_ = 1;

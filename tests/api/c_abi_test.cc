@@ -48,6 +48,30 @@ TEST(CAbi, WorkspaceIsAskedForAndChecked) {
   EXPECT_EQ(onepass_workspace_size(static_cast<onepass_pass_t>(9), &call.forward, &bytes), ONEPASS_INVALID_ARGUMENT);
 }
 
+TEST(CAbi, AMaximumFarAboveTheTokensNeedsNoMemory) {
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    for (const DType dtype : {DType::f32, DType::f64}) {
+      CaseSpec spec = small_spec(pass);
+      spec.dtype = dtype;
+      spec.cu_seqlens_q = {0, 4, 9};
+      spec.cu_seqlens_k = {0, 6, 13};
+      spec.total_q = 9;
+      spec.total_k = 13;
+      Case c(spec);
+      const check::Reference reference(c);
+      ASSERT_TRUE(reference.status().ok()) << reference.status().text();
+      const auto run = [&](const auto&...) {
+        AbiCall call(c);
+        call.options.max_seqlen_q = call.options.max_seqlen_k = std::int64_t{1} << 40;
+        return call.run();
+      };
+      const check::Report report =
+          pass == Pass::forward ? check::check_forward(c, reference, run) : check::check_backward(c, reference, run);
+      EXPECT_TRUE(report.ok()) << report.text();
+    }
+  }
+}
+
 TEST(CAbi, OldAndNewStructSizes) {
   // A caller built against a later header passes a larger struct, one against an earlier a smaller: both are read.
   Case c(small_spec());
