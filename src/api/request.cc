@@ -49,9 +49,11 @@ Status read_operands(const DLTensor* q, const DLTensor* k, const DLTensor* v, co
         parse_int32({"cu_seqlens_q", planning}, options.cu_seqlens_q, p.batch + 1, &p.mask.cu_seqlens_q));
     ONEPASS_RETURN_IF_ERROR(
         parse_int32({"cu_seqlens_k", planning}, options.cu_seqlens_k, p.batch + 1, &p.mask.cu_seqlens_k));
-    if (options.max_seqlen_q < 0 || options.max_seqlen_k < 0) {
-      return invalid_argument("max_seqlen_q and max_seqlen_k must be 0 or more: got %" PRId64 " and %" PRId64,
-                              options.max_seqlen_q, options.max_seqlen_k);
+    if (min_of(options.max_seqlen_q, options.max_seqlen_k) < 0 ||
+        max_of(options.max_seqlen_q, options.max_seqlen_k) > INT32_MAX) {
+      return invalid_argument("max_seqlen_q and max_seqlen_k must be between 0 and %d (lengths are int32): got %" PRId64
+                              " and %" PRId64,
+                              INT32_MAX, options.max_seqlen_q, options.max_seqlen_k);
     }
     p.seq_q = options.max_seqlen_q;
     p.seq_k = options.max_seqlen_k;

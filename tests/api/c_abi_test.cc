@@ -62,7 +62,7 @@ TEST(CAbi, AMaximumFarAboveTheTokensNeedsNoMemory) {
       ASSERT_TRUE(reference.status().ok()) << reference.status().text();
       const auto run = [&](const auto&...) {
         AbiCall call(c);
-        call.options.max_seqlen_q = call.options.max_seqlen_k = std::int64_t{1} << 40;
+        call.options.max_seqlen_q = call.options.max_seqlen_k = INT32_MAX;
         return call.run();
       };
       const check::Report report =

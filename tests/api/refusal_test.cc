@@ -162,6 +162,8 @@ TEST(CAbi, RefusesBadLengths) {
   expect_refused(
       spec, [](AbiCall& a) { a.options.max_seqlen_q = 4; }, "declared maximum 4");
   expect_refused(
+      spec, [](AbiCall& a) { a.options.max_seqlen_q = std::int64_t{INT32_MAX} + 1; }, "between 0 and 2147483647");
+  expect_refused(
       spec,
       [](AbiCall& a) {
         mutate(a.options.cu_seqlens_k).dtype = {kDLInt, 64, 1};
