@@ -10,45 +10,11 @@ namespace {
 
 using check::CaseSpec;
 using check::Values;
-using every_kernel::kEmulatedBackward;
 
-class BackwardBf16 : public testing::TestWithParam<const char*> {
- protected:
-  void SetUp() override {
-    if (!this_cpu().avx512bf16) GTEST_SKIP() << "no AVX512-BF16";
-    kernel_ = std::strcmp(GetParam(), kEmulatedBackward.name) == 0 ? &kEmulatedBackward : find_kernel(GetParam());
-    ASSERT_NE(kernel_, nullptr);
-    if (kernel_ != &kEmulatedBackward && !can_run(*kernel_, this_cpu())) GTEST_SKIP() << "not on this machine";
-  }
-  void expect(const CaseSpec& spec, const std::vector<int>& threads = {1}) {
-    if (!kit::chosen(spec)) return;
-    check::Case c(spec);
-    const check::Reference reference(c);
-    std::uint64_t bits = 0;
-    for (const int n : threads) {
-      const check::Report report = check::check_kernel(*kernel_, c, reference, n);
-      EXPECT_TRUE(kit::passes(report));
-      worst_ = std::max(worst_, report.worst_bound_ratio());
-      if (n == threads.front()) bits = report.bits;
-      EXPECT_EQ(report.bits, bits) << n << " threads: " << check::describe(spec);
-    }
-  }
-  void TearDown() override {
-    if (worst_ > 0) std::printf("  %s: worst error, of the bound: %.2f\n", GetParam(), worst_);
-  }
-
-  const Kernel* kernel_ = nullptr;
-  double worst_ = 0;
-};
+class BackwardBf16 : public every_kernel::Bf16Kernel {};
 
 CaseSpec base(std::int64_t seq_q, std::int64_t seq_k, std::int64_t dim) {
-  CaseSpec spec;
-  spec.pass = Pass::backward;
-  spec.dtype = DType::bf16;
-  spec.seq_q = seq_q;
-  spec.seq_k = seq_k;
-  spec.head_dim = spec.head_dim_v = dim;
-  return spec;
+  return kit::sized(Pass::backward, DType::bf16, seq_q, seq_k, dim);
 }
 
 TEST_P(BackwardBf16, RandomCases) {

@@ -27,12 +27,8 @@ inline const std::vector<const Kernel*>& backward_kernels() {
 }
 
 inline CaseSpec spec_of(std::int64_t seq_q, std::int64_t seq_k, std::int64_t heads, std::int64_t dim) {
-  CaseSpec spec;
-  spec.pass = Pass::backward;
-  spec.seq_q = seq_q;
-  spec.seq_k = seq_k;
+  CaseSpec spec = kit::sized(Pass::backward, DType::f32, seq_q, seq_k, dim);
   spec.heads_q = spec.heads_kv = heads;
-  spec.head_dim = spec.head_dim_v = dim;
   return spec;
 }
 

@@ -29,13 +29,9 @@ inline std::vector<const Kernel*> decode_kernels() {
 
 inline CaseSpec sized(std::int64_t seq_q, std::int64_t seq_k, std::int64_t heads_q, std::int64_t heads_kv,
                       std::int64_t dim) {
-  CaseSpec spec;
-  spec.pass = Pass::decode;
-  spec.seq_q = seq_q;
-  spec.seq_k = seq_k;
+  CaseSpec spec = kit::sized(Pass::decode, DType::f32, seq_q, seq_k, dim);
   spec.heads_q = heads_q;
   spec.heads_kv = heads_kv;
-  spec.head_dim = spec.head_dim_v = dim;
   return spec;
 }
 

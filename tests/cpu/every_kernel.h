@@ -15,16 +15,7 @@ using check::Case;
 using check::CaseSpec;
 using check::Index;
 using kit::kStorage;
-
-inline CaseSpec sized(Pass pass, DType dtype, std::int64_t seq_q, std::int64_t seq_k, std::int64_t dim) {
-  CaseSpec spec;
-  spec.pass = pass;
-  spec.dtype = dtype;
-  spec.seq_q = seq_q;
-  spec.seq_k = seq_k;
-  spec.head_dim = spec.head_dim_v = dim;
-  return spec;
-}
+using kit::sized;
 
 inline Status emulated_forward(const Problem& problem, const ForwardOperands& operands, const Launch& launch) {
   cpu::amx_emulated::forward(problem, operands, launch);
@@ -54,6 +45,41 @@ inline const Kernel kEmulatedBackward{"bwd_cpu_amx_emulated",
                                       &cpu::amx_emulated::backward_workspace,
                                       nullptr,
                                       &emulated_backward};
+
+/// Tests of one bfloat16 kernel by name, AMX's on emulated tiles by theirs.
+class Bf16Kernel : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    if (!this_cpu().avx512bf16) GTEST_SKIP() << "no AVX512-BF16";
+    const std::string_view name = GetParam();
+    kernel_ = name == kEmulatedForward.name    ? &kEmulatedForward
+              : name == kEmulatedBackward.name ? &kEmulatedBackward
+                                               : find_kernel(name);
+    ASSERT_NE(kernel_, nullptr);
+    const bool emulated = std::string_view(kernel_->arch) == "amx_emulated";
+    if (!emulated && !can_run(*kernel_, this_cpu())) GTEST_SKIP() << "not on this machine";
+  }
+  /// Right, and the same bits with any of these thread counts.
+  void expect(const CaseSpec& spec, const std::vector<int>& threads = {1}) {
+    if (!kit::chosen(spec)) return;
+    Case c(spec);
+    const check::Reference reference(c);
+    std::uint64_t bits = 0;
+    for (const int n : threads) {
+      const check::Report report = check::check_kernel(*kernel_, c, reference, n);
+      EXPECT_TRUE(kit::passes(report));
+      worst_ = std::max(worst_, report.worst_bound_ratio());
+      if (n == threads.front()) bits = report.bits;
+      EXPECT_EQ(report.bits, bits) << n << " threads: " << check::describe(spec);
+    }
+  }
+  void TearDown() override {
+    if (worst_ > 0) std::printf("  %s: worst error, of the bound: %.2f\n", GetParam(), worst_);
+  }
+
+  const Kernel* kernel_ = nullptr;
+  double worst_ = 0;
+};
 
 /// Forwards and decodes, or backwards, that serve the case; not the reference.
 inline std::vector<const Kernel*> kernels_for(const Case& c) {

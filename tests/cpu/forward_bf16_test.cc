@@ -10,31 +10,8 @@ namespace {
 
 using check::CaseSpec;
 using check::Values;
-using every_kernel::kEmulatedForward;
 
-class ForwardBf16 : public testing::TestWithParam<const char*> {
- protected:
-  void SetUp() override {
-    if (!this_cpu().avx512bf16) GTEST_SKIP() << "no AVX512-BF16";
-    kernel_ = std::strcmp(GetParam(), kEmulatedForward.name) == 0 ? &kEmulatedForward : find_kernel(GetParam());
-    ASSERT_NE(kernel_, nullptr);
-    if (kernel_ != &kEmulatedForward && !can_run(*kernel_, this_cpu())) GTEST_SKIP() << "not on this machine";
-  }
-  void expect(const CaseSpec& spec, int threads = 1) {
-    if (!kit::chosen(spec)) return;
-    check::Case c(spec);
-    const check::Reference reference(c);
-    const check::Report report = check::check_kernel(*kernel_, c, reference, threads);
-    EXPECT_TRUE(kit::passes(report));
-    worst_ = std::max(worst_, report.worst_bound_ratio());
-  }
-  void TearDown() override {
-    if (worst_ > 0) std::printf("  %s: worst error, of the bound: %.2f\n", GetParam(), worst_);
-  }
-
-  const Kernel* kernel_ = nullptr;
-  double worst_ = 0;
-};
+class ForwardBf16 : public every_kernel::Bf16Kernel {};
 
 CaseSpec base() {
   CaseSpec spec;

@@ -12,15 +12,7 @@ using check::Case;
 using check::CaseSpec;
 using check::Index;
 using kit::kStorage;
-
-CaseSpec sized(DType dtype, std::int64_t seq_q, std::int64_t seq_k, std::int64_t dim) {
-  CaseSpec spec;
-  spec.dtype = dtype;
-  spec.seq_q = seq_q;
-  spec.seq_k = seq_k;
-  spec.head_dim = spec.head_dim_v = dim;
-  return spec;
-}
+using kit::sized;
 
 template <class F>
 void fill(Array& array, F&& value) {

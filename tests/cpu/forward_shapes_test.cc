@@ -13,11 +13,7 @@ using check::Index;
 using kit::kStorage;
 
 CaseSpec sized(DType dtype, std::int64_t seq_q, std::int64_t seq_k, std::int64_t dim, std::int64_t heads = 1) {
-  CaseSpec spec;
-  spec.dtype = dtype;
-  spec.seq_q = seq_q;
-  spec.seq_k = seq_k;
-  spec.head_dim = spec.head_dim_v = dim;
+  CaseSpec spec = kit::sized(dtype, seq_q, seq_k, dim);
   spec.heads_q = spec.heads_kv = heads;
   return spec;
 }

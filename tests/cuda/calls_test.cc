@@ -9,7 +9,7 @@ namespace {
 using namespace cuda_kit;
 
 CaseSpec small() {
-  CaseSpec spec = plain(Pass::forward, DType::bf16, 70, 130, 64);
+  CaseSpec spec = sized(Pass::forward, DType::bf16, 70, 130, 64);
   spec.batch = 2;
   spec.heads_q = 4;
   spec.heads_kv = 2;

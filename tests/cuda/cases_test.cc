@@ -47,7 +47,7 @@ TEST(CudaCases, C01CausalOfUnequalLengths) {
                       {5, 2, Align::top_left, {1, 1.5, 1.5, 1.5, 1.5}}};
   for (const Row& row : rows) {
     for (const DType dtype : kTypes) {
-      CaseSpec spec = plain(Pass::forward, dtype, row.seq_q, row.seq_k, 16);
+      CaseSpec spec = sized(Pass::forward, dtype, row.seq_q, row.seq_k, 16);
       spec.causal = true;
       spec.align = row.align;
       Case c(spec);
@@ -67,7 +67,7 @@ TEST(CudaCases, C02C08DiagonalsThatCrossTiles) {
   for (const Pass pass : {Pass::forward, Pass::backward}) {
     for (const DType dtype : kTypes) {
       for (const std::int64_t more : {1, 63, 64, 65, 127, 128, 129}) {
-        CaseSpec spec = plain(pass, dtype, 130 + more, 130, 64);
+        CaseSpec spec = sized(pass, dtype, 130 + more, 130, 64);
         spec.heads_q = spec.heads_kv = 2;
         spec.causal = true;
         expect_everywhere(spec);
@@ -84,7 +84,7 @@ TEST(CudaCases, C07C50Windows) {
     for (const std::int64_t left : {0, 1, 4, 15, 64, 128, 255, 1000}) {
       for (const std::int64_t right : {-1, 0, 3}) {
         for (const std::int64_t seq : {64, 65, 128, 129, 257}) {
-          CaseSpec spec = plain(pass, DType::bf16, seq, seq, 64);
+          CaseSpec spec = sized(pass, DType::bf16, seq, seq, 64);
           spec.window_left = left;
           spec.window_right = right;
           expect_everywhere(spec);
@@ -99,12 +99,12 @@ TEST(CudaCases, C06C28NothingToSee) {
   for (const Pass pass : {Pass::forward, Pass::backward}) {
     for (const DType dtype : kTypes) {
       for (const bool causal : {false, true}) {
-        CaseSpec spec = plain(pass, dtype, 5, 0, 64);
+        CaseSpec spec = sized(pass, dtype, 5, 0, 64);
         spec.causal = causal;
         expect_everywhere(spec);
         std::swap(spec.seq_q, spec.seq_k);
         expect_everywhere(spec);
-        spec = plain(pass, dtype, 3, 1, 64);
+        spec = sized(pass, dtype, 3, 1, 64);
         spec.causal = causal;
         expect_everywhere(spec);
       }
@@ -115,7 +115,7 @@ TEST(CudaCases, C06C28NothingToSee) {
 TEST(CudaCases, C05LeftPadding) {
   ONEPASS_NEEDS_GPU();
   for (const Pass pass : {Pass::forward, Pass::backward}) {
-    CaseSpec spec = plain(pass, DType::bf16, 33, 33, 128);
+    CaseSpec spec = sized(pass, DType::bf16, 33, 33, 128);
     spec.batch = 2;
     spec.heads_q = spec.heads_kv = 32;
     spec.causal = true;
@@ -130,7 +130,7 @@ TEST(CudaCases, C10NanQueries) {
   ONEPASS_NEEDS_GPU();
   for (const DType dtype : kTypes) {
     for (const bool every : {true, false}) {
-      CaseSpec spec = plain(Pass::forward, dtype, 80, 300, 64);
+      CaseSpec spec = sized(Pass::forward, dtype, 80, 300, 64);
       spec.heads_q = spec.heads_kv = 4;
       Case c(spec);
       c.q.each([&](const Index& i, std::int64_t at) {
@@ -157,7 +157,7 @@ TEST(CudaCases, C30EveryColumn) {
   ONEPASS_NEEDS_GPU();
   for (const DType dtype : kTypes) {
     for (std::int64_t dim = 8; dim <= 256; dim += 8) {
-      Case c(plain(Pass::forward, dtype, 4, dim, dim));
+      Case c(sized(Pass::forward, dtype, 4, dim, dim));
       fill(c.q, [](const Index&) { return 0; });
       fill(c.v, [&](const Index& i) { return i[1] == i[3] ? static_cast<double>(dim) : 0; });
       run_every(c, [&](const Kernel& kernel) {
@@ -171,7 +171,7 @@ TEST(CudaCases, C11C12LargeDots) {
   ONEPASS_NEEDS_GPU();
   for (const std::int64_t keys : {1, 2}) {
     for (const std::int64_t queries : {1, 5}) {
-      Case c(plain(Pass::forward, DType::bf16, queries, keys, 128));
+      Case c(sized(Pass::forward, DType::bf16, queries, keys, 128));
       fill(c.q, [](const Index&) { return 64; });
       fill(c.k, [](const Index&) { return -64; });
       fill(c.v, [](const Index&) { return 1; });
@@ -183,7 +183,7 @@ TEST(CudaCases, C11C12LargeDots) {
       });
     }
   }
-  Case c(plain(Pass::forward, DType::f16, 3, 4096, 128));
+  Case c(sized(Pass::forward, DType::f16, 3, 4096, 128));
   fill(c.q, [](const Index&) { return 0; });
   fill(c.v, [](const Index&) { return 60000; });
   run_every(c, [&](const Kernel& kernel) { EXPECT_EQ(at(c.out, 0, 1), 60000) << kernel.name; });
@@ -192,7 +192,7 @@ TEST(CudaCases, C11C12LargeDots) {
 TEST(CudaCases, C13LongRowsOfOnes) {
   ONEPASS_NEEDS_GPU();
   for (const DType dtype : {DType::bf16, DType::f16}) {
-    Case c(plain(Pass::forward, dtype, 16, 170000, 128));
+    Case c(sized(Pass::forward, dtype, 16, 170000, 128));
     fill(c.v, [](const Index&) { return 1; });
     run_every(c, [&](const Kernel& kernel) {
       for (std::int64_t i = 0; i < 16; ++i) {
@@ -205,7 +205,7 @@ TEST(CudaCases, C13LongRowsOfOnes) {
 TEST(CudaCases, C14OneKeyGivesExactZeros) {
   ONEPASS_NEEDS_GPU();
   for (const DType dtype : kTypes) {
-    CaseSpec spec = plain(Pass::backward, dtype, 1, 1, 16);
+    CaseSpec spec = sized(Pass::backward, dtype, 1, 1, 16);
     Case c(spec);
     run_every(c, [&](const Kernel& kernel) {
       for (std::int64_t d = 0; d < 16; ++d) {
@@ -222,7 +222,7 @@ TEST(CudaCases, C16OddLengthsAndDims) {
   for (const DType dtype : kTypes) {
     for (const std::int64_t seq : {1, 2, 97, 113, 127, 129, 203, 257}) {
       for (const std::int64_t dim : {32, 40, 64, 128}) {
-        CaseSpec spec = plain(Pass::backward, dtype, seq, seq, dim);
+        CaseSpec spec = sized(Pass::backward, dtype, seq, seq, dim);
         spec.causal = seq % 2 == 1;
         expect_everywhere(spec);
       }
@@ -234,13 +234,13 @@ TEST(CudaCases, C31C34UnequalDimsAndSharedHeads) {
   ONEPASS_NEEDS_GPU();
   for (const Pass pass : {Pass::forward, Pass::backward}) {
     for (const auto& [dim, dim_v] : {std::pair{64, 128}, {128, 64}, {192, 128}, {96, 32}}) {
-      CaseSpec spec = plain(pass, DType::bf16, 129, 769, dim);
+      CaseSpec spec = sized(pass, DType::bf16, 129, 769, dim);
       spec.head_dim_v = dim_v;
       spec.heads_q = 8;
       spec.heads_kv = 2;
       expect_everywhere(spec);
     }
-    CaseSpec spec = plain(pass, DType::f16, 65, 129, 64);
+    CaseSpec spec = sized(pass, DType::f16, 65, 129, 64);
     spec.batch = 2;
     spec.heads_q = spec.heads_kv = 4;
     spec.layout_k.broadcast[2] = spec.layout_v.broadcast[2] = true;
@@ -257,7 +257,7 @@ TEST(CudaCases, C36C38PackedSequences) {
   ONEPASS_NEEDS_GPU();
   for (const Pass pass : {Pass::forward, Pass::backward}) {
     for (const DType dtype : kTypes) {
-      CaseSpec spec = plain(pass, dtype, 512, 512, 64);
+      CaseSpec spec = sized(pass, dtype, 512, 512, 64);
       spec.batch = 3;
       spec.heads_q = spec.heads_kv = 2;
       spec.cu_seqlens_q = spec.cu_seqlens_k = {0, 144, 432, 944};

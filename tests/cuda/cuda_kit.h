@@ -17,6 +17,7 @@ using check::DeviceMirror;
 using check::Index;
 using check::Reference;
 using check::Report;
+using kit::sized;
 
 inline bool have_gpu() {
   Machine gpu;
@@ -71,15 +72,6 @@ inline void expect_right(const Kernel& kernel, const CaseSpec& spec) {
   EXPECT_TRUE(kit::passes(check::check_kernel(kernel, c)));
 }
 
-inline CaseSpec plain(Pass pass, DType dtype, std::int64_t seq_q, std::int64_t seq_k, std::int64_t dim) {
-  CaseSpec spec;
-  spec.pass = pass;
-  spec.dtype = dtype;
-  spec.seq_q = seq_q;
-  spec.seq_k = seq_k;
-  spec.head_dim = spec.head_dim_v = dim;
-  return spec;
-}
 /// On every row that serves the case.
 inline void expect_everywhere(const CaseSpec& spec) {
   Case c(spec);

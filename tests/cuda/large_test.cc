@@ -10,13 +10,13 @@ using namespace cuda_kit;
 TEST(CudaLarge, C24ManyItemsHeadsAndSequences) {
   ONEPASS_NEEDS_GPU();
   for (const Pass pass : {Pass::forward, Pass::backward}) {
-    CaseSpec spec = plain(pass, DType::bf16, 4, 4, 64);
+    CaseSpec spec = sized(pass, DType::bf16, 4, 4, 64);
     spec.batch = 70000;
     expect_everywhere(spec);
-    spec = plain(pass, DType::f16, 10, 10, 16);
+    spec = sized(pass, DType::f16, 10, 10, 16);
     spec.heads_q = spec.heads_kv = 66000;
     expect_everywhere(spec);
-    spec = plain(pass, DType::bf16, 16, 16, 16);
+    spec = sized(pass, DType::bf16, 16, 16, 16);
     spec.batch = 80000;
     spec.cu_seqlens_q = {0};
     for (int n = 0; n < 80000; ++n) spec.cu_seqlens_q.push_back(spec.cu_seqlens_q.back() + 16);
@@ -34,7 +34,7 @@ TEST(CudaLarge, C25PastTwoToThe31Elements) {
   ASSERT_EQ(cudaMemGetInfo(&available, &total), cudaSuccess);
   for (const Pass pass : {Pass::forward, Pass::backward}) {
     const std::size_t operands = pass == Pass::backward ? 8 : 4;
-    CaseSpec spec = plain(pass, DType::f16, kSeq, kSeq, kDim);
+    CaseSpec spec = sized(pass, DType::f16, kSeq, kSeq, kDim);
     spec.heads_q = spec.heads_kv = kHeads;
     Case c(spec);
     const Reference reference(c);

@@ -64,6 +64,16 @@ constexpr double kUsualCost = 2e5, kFirstCost = 1e7;
 
 }  // namespace
 
+check::CaseSpec sized(Pass pass, DType dtype, std::int64_t seq_q, std::int64_t seq_k, std::int64_t dim) {
+  check::CaseSpec spec;
+  spec.pass = pass;
+  spec.dtype = dtype;
+  spec.seq_q = seq_q;
+  spec.seq_k = seq_k;
+  spec.head_dim = spec.head_dim_v = dim;
+  return spec;
+}
+
 std::uint64_t first_seed() {
   const char* text = std::getenv("ONEPASS_TEST_SEED");
   return text != nullptr ? std::strtoull(text, nullptr, 0) : 0;

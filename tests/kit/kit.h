@@ -17,6 +17,12 @@ void expect_sweep(const std::vector<const Kernel*>& kernels, const check::Sweep&
 /// Expects one hand-made case to pass on every kernel of this machine that serves it, with 1 and 3 threads.
 void expect_case(const check::CaseSpec& spec);
 
+/// One head, head_dim_v as head_dim.
+check::CaseSpec sized(Pass pass, DType dtype, std::int64_t seq_q, std::int64_t seq_k, std::int64_t dim);
+inline check::CaseSpec sized(DType dtype, std::int64_t seq_q, std::int64_t seq_k, std::int64_t dim) {
+  return sized(Pass::forward, dtype, seq_q, seq_k, dim);
+}
+
 /// Where every instruction is instrumented, tests take some twenty times as long.
 #if defined(ONEPASS_SANITIZED)
 inline constexpr bool kSanitized = true;

@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "check/case.h"
+#include "kit/kit.h"
 #include "oracle/oracle.h"
 
 namespace onepass::cases {
@@ -16,12 +16,7 @@ using check::CaseSpec;
 using check::Index;
 
 inline CaseSpec sized(std::int64_t seq_q, std::int64_t seq_k, std::int64_t dim) {
-  CaseSpec spec;
-  spec.dtype = DType::f64;
-  spec.seq_q = seq_q;
-  spec.seq_k = seq_k;
-  spec.head_dim = spec.head_dim_v = dim;
-  return spec;
+  return kit::sized(DType::f64, seq_q, seq_k, dim);
 }
 
 template <class F>
