@@ -144,7 +144,7 @@ const char* mismatch(const Kernel& kernel, const Problem& problem) {
     if (!problem.aligned_rows) return "rows that are not 16-byte aligned, or a float32 out";
     if (kernel.pass == Pass::forward && problem.head_dim_v % 8 != 0) return "a head_dim_v that is no multiple of 8";
     if (kernel.pass == Pass::forward && !(problem.score.scale > 0)) return "a scale that is not positive";
-    // TMA faulted on boxes that begin past the last column, at the end of large allocations.
+    // Kernels load every panel of 64 columns, and a box outside the operand altogether may fault (sm90/boxes.cuh).
     constexpr std::int64_t kPanel = 64;
     if (ceil_div(problem.head_dim, kPanel) < ceil_div(kernel.max_head_dim, kPanel) ||
         ceil_div(problem.head_dim_v, kPanel) < ceil_div(kernel.max_head_dim_v, kPanel)) {

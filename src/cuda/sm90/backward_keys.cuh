@@ -31,6 +31,7 @@ class KeyWarpgroup {
       const KeyTile& tile = s_.tiles[done % 2];
       const int steps = uniform(tile.steps);
       if (steps == 0) break;
+      if (uniform(tile.keys) <= 64 * warpgroup_) clear_v();
       ptx::mbarrier_wait(ptx::shared_address(&s_.k_full[done % 2]), done / 2 & 1);
       if (done == 0 && threadIdx.x % 128 == 0) load_v(tile);
       // Rows that see all 64 keys are those from full_begin on, before full_end.
@@ -222,17 +223,35 @@ class KeyWarpgroup {
     send<C::kD>(s_.k[done % 2], map_dk_, p_.operands.grad_k, p_.head_dim, tile);
   }
 
-  /// The warpgroup's rows of V, by one thread.
+  /// The warpgroup's rows of V, by one thread; if there are none, clear_v follows.
   __device__ __forceinline__ void load_v(const KeyTile& tile) const {
     const std::uint32_t full = ptx::shared_address(&s_.v_full[warpgroup_]);
-    const int rows = clamp_to(tile.keys - 64 * warpgroup_, 0, 64);
-    const int dim = rows > 0 ? p_.head_dim_v : 0;  // without rows nothing of V is addressed
+    const int rows = min(tile.keys - 64 * warpgroup_, 64);
+    if (rows <= 0) {
+      ptx::mbarrier_arrive(full);
+      return;
+    }
     ptx::mbarrier_arrive_expect(full, C::kPanelsV * 64 * 128);
 #pragma unroll
     for (int panel = 0; panel < C::kPanelsV; ++panel) {
       ptx::tma_load(ptx::shared_address(s_.v) + (panel * C::kBlockK + 64 * warpgroup_) * 128, &map_v_, full,
-                    box_at(dim, 64, panel, tile.k_row + 64 * warpgroup_, rows, tile.kv_head, tile.batch));
+                    box_at(64, panel, tile.k_row + 64 * warpgroup_, rows, tile.kv_head, tile.batch));
     }
+  }
+
+  /// Zeros for the warpgroup's rows of V: of a hidden key, dP counts 0 times, and so must not be NaN.
+  __device__ __forceinline__ void clear_v() const {
+    const std::uint32_t s_rows = ptx::shared_address(s_.v) + 64 * warpgroup_ * 128 + threadIdx.x % 128 * 16;
+    ptx::named_barrier_sync(1 + warpgroup_, 128);  // the leader has seen the last tile's dV leave; all write there
+#pragma unroll 1
+    for (int panel = 0; panel < C::kPanelsV; ++panel) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        ptx::store_shared(s_rows + panel * C::kBlockK * 128 + i * 128 * 16, 0u, 0u, 0u, 0u);
+      }
+    }
+    ptx::fence_async_shared();
+    ptx::named_barrier_sync(1 + warpgroup_, 128);  // the zeros are written; products read them
   }
 
   /// Writes the warpgroup's rows of a tile (panels, 128, 64), swizzled; all of them are there when this returns.
@@ -264,7 +283,7 @@ class KeyWarpgroup {
 #pragma unroll
         for (int panel = 0; panel < kDim / 64; ++panel) {
           ptx::tma_store(&map, ptx::shared_address(s_tile) + (panel * C::kBlockK + 64 * warpgroup_) * 128,
-                         box_at(dim, 64, panel, row, rows, tile.kv_head, tile.batch));
+                         box_at(64, panel, row, rows, tile.kv_head, tile.batch));
         }
       }
       ptx::bulk_commit();

@@ -70,7 +70,7 @@ __device__ void load_key_tiles(BackwardShared<C>& shared, const BackwardParams& 
 #pragma unroll 1
       for (int panel = 0; panel < C::kPanels; ++panel) {
         ptx::tma_load(ptx::shared_address(&shared.k[done % 2][panel * C::kBlockK * 128]), &map_k, full,
-                      box_at(p.head_dim, C::kBlockK, panel, tile.k_row, tile.keys, tile.kv_head, tile.batch));
+                      box_at(C::kBlockK, panel, tile.k_row, tile.keys, tile.kv_head, tile.batch));
       }
     }
     int head = tile.kv_head * p.group, row = tile.first_row;
@@ -91,7 +91,7 @@ __device__ void load_key_tiles(BackwardShared<C>& shared, const BackwardParams& 
 #pragma unroll
       for (int panel = 0; panel < kPanels; ++panel) {
         ptx::tma_load(s_rows + (stage.slot * kPanels + panel) * (C::kBlockQ * 128), &map_rows, full,
-                      box_at(kIsQ ? p.head_dim : p.head_dim_v, C::kBlockQ, panel, operand_row, rows, head, batch));
+                      box_at(C::kBlockQ, panel, operand_row, rows, head, batch));
       }
       if constexpr (kIsQ) {
         ptx::bulk_load(ptx::shared_address(shared.stats) + stage.slot * (C::kStatFloats * 4), g_stats,

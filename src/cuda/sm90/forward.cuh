@@ -37,8 +37,8 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     ptx::registers_decrease<C::kTile.producer_registers>();
     const int warp = threadIdx.x / 32;
     if (warp == 0) schedule_tiles<C>(shared, params);
-    if (warp == 1 && threadIdx.x % 32 == 0) load_tiles<C, true>(shared, params, map_k, map_q);
-    if (warp == 2 && threadIdx.x % 32 == 0) load_tiles<C, false>(shared, params, map_v, map_q);
+    if (warp == 1 && threadIdx.x % 32 == 0) load_tiles<C, true>(shared, map_k, map_q);
+    if (warp == 2 && threadIdx.x % 32 == 0) load_tiles<C, false>(shared, map_v, map_q);
     if (warp == 3 && params.mask.varlen) clear_outside<C>(params);
   } else {
     ptx::registers_increase<C::kTile.consumer_registers>();

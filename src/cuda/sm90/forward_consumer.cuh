@@ -343,9 +343,8 @@ class ForwardConsumer {
       if (leader_ && rows > 0) {
 #pragma unroll
         for (int panel = first; panel < first + kAtOnce; ++panel) {
-          if (panel * 64 >= p_.head_dim_v) break;
           ptx::tma_store(&map_out_, staged + (panel - first) * 64 * 128,
-                         box_at(p_.head_dim_v, 64, panel, tile.q_row + 64 * warpgroup_, rows, tile.head, tile.batch));
+                         box_at(64, panel, tile.q_row + 64 * warpgroup_, rows, tile.head, tile.batch));
         }
         ptx::bulk_commit();
       }

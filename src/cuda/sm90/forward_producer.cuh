@@ -35,8 +35,7 @@ __device__ void schedule_tiles(ForwardShared<C>& shared, const ForwardParams& p)
 /// One thread loads the blocks of K (of V) of every tile, from the right, and
 /// with K the tile's Q.
 template <class C, bool kIsK>
-__device__ void load_tiles(ForwardShared<C>& shared, const ForwardParams& p, const CUtensorMap& map,
-                           const CUtensorMap& map_q) {
+__device__ void load_tiles(ForwardShared<C>& shared, const CUtensorMap& map, const CUtensorMap& map_q) {
   constexpr int kPanels = kIsK ? C::kPanels : C::kPanelsV;
   std::uint64_t* const all_full = kIsK ? shared.k_full : shared.v_full;
   std::uint64_t* const all_empty = kIsK ? shared.k_empty : shared.v_empty;
@@ -57,7 +56,7 @@ __device__ void load_tiles(ForwardShared<C>& shared, const ForwardParams& p, con
 #pragma unroll 1
       for (int panel = 0; panel < C::kPanels; ++panel) {
         ptx::tma_load(ptx::shared_address(&shared.q[q_slot][panel * C::kBlockQ * 128]), &map_q, q_full,
-                      box_at(p.head_dim, C::kBlockQ, panel, tile.q_row, tile.rows, tile.head, batch));
+                      box_at(C::kBlockQ, panel, tile.q_row, tile.rows, tile.head, batch));
       }
     }
     ptx::mbarrier_arrive(ptx::shared_address(&shared.tile_empty[tile_slot]));
@@ -71,8 +70,7 @@ __device__ void load_tiles(ForwardShared<C>& shared, const ForwardParams& p, con
 #pragma unroll 1
       for (int panel = 0; panel < kPanels; ++panel) {
         ptx::tma_load(s_slots + (slot * kPanels + panel) * (C::kBlockK * 128), &map, full,
-                      box_at(kIsK ? p.head_dim : p.head_dim_v, C::kBlockK, panel, k_row + key,
-                             min(C::kBlockK, k_length - key), kv_head, batch));
+                      box_at(C::kBlockK, panel, k_row + key, min(C::kBlockK, k_length - key), kv_head, batch));
       }
     }
   }
