@@ -1,9 +1,15 @@
-// Plain loads and stores in shared memory by 32-bit address.
+// Shared memory: where a block's begins, plain loads and stores by 32-bit address.
 #pragma once
 
 #include <cstdint>
 
 namespace onepass::ptx {
+
+/// The block's dynamic shared memory, as many bytes as its launch said, 1024-byte aligned.
+__device__ __forceinline__ unsigned char* dynamic_shared() {
+  extern __shared__ __align__(1024) unsigned char s_dynamic[];
+  return s_dynamic;
+}
 
 __device__ __forceinline__ void store_shared(std::uint32_t address, std::uint32_t x) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");

@@ -78,10 +78,7 @@ class BackwardBlock {
     ptx::cp_async_commit();
     ptx::cp_async_wait<0>();
   }
-  static __device__ __forceinline__ unsigned char* s_bytes() {
-    extern __shared__ __align__(128) unsigned char s_backward[];
-    return s_backward;
-  }
+  static __device__ __forceinline__ unsigned char* s_bytes() { return ptx::dynamic_shared(); }
   static __device__ __forceinline__ std::uint32_t s_base() { return ptx::shared_address(s_bytes()); }
   static __device__ __forceinline__ KeyScope& scope() { return *reinterpret_cast<KeyScope*>(s_bytes() + kOffsetScope); }
 

@@ -273,8 +273,7 @@ class ForwardF32Block {
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kTiles.threads(), Shape::kTiles.blocks_per_sm)
     forward_f32_kernel(const __grid_constant__ ForwardF32Args args) {
-  extern __shared__ __align__(128) unsigned char s_bytes[];
-  ForwardF32Block<Shape>(args, s_bytes).run();
+  ForwardF32Block<Shape>(args, ptx::dynamic_shared()).run();
 }
 
 }  // namespace onepass::cuda::sm80

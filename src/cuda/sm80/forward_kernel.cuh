@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(Plan::kTiles.threads(), Plan::kTiles.blocks_pe
   using Layout = typename Block::Layout;
   constexpr int kBlockQ = kTiles.block_q(), kBlockK = kTiles.block_k, kStages = kTiles.stages;
   constexpr int kWarpRows = kTiles.warp_rows(), kRowTiles = kTiles.row_tiles, kRows = Block::kRows;
-  extern __shared__ __align__(1024) char shared[];
+  char* const shared = reinterpret_cast<char*>(ptx::dynamic_shared());
 
   // Which tile: heads in groups whose K and V fit the L2 cache, the last (for causal masks longest) tiles first.
   const Problem& problem = args.problem;

@@ -1,6 +1,7 @@
 // The Hopper backward: persistent blocks of two main warpgroups, one for dQ, one that loads. docs/hopper.md tells why.
 #pragma once
 
+#include "cuda/ptx/shared.cuh"
 #include "cuda/sm90/backward_keys.cuh"
 
 namespace onepass::cuda::sm90 {
@@ -11,8 +12,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
                     const __grid_constant__ CUtensorMap map_k, const __grid_constant__ CUtensorMap map_v,
                     const __grid_constant__ CUtensorMap map_dk, const __grid_constant__ CUtensorMap map_dv,
                     const __grid_constant__ BackwardParams params) {
-  extern __shared__ __align__(1024) unsigned char s_raw[];
-  BackwardShared<C>& shared = *reinterpret_cast<BackwardShared<C>*>(s_raw);
+  BackwardShared<C>& shared = *reinterpret_cast<BackwardShared<C>*>(ptx::dynamic_shared());
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
 
   if (threadIdx.x == 0) {

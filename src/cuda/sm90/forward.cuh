@@ -3,6 +3,7 @@
 // why each choice.
 #pragma once
 
+#include "cuda/ptx/shared.cuh"
 #include "cuda/sm90/forward_consumer.cuh"
 #include "cuda/sm90/forward_producer.cuh"
 
@@ -13,8 +14,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     forward_kernel(const __grid_constant__ CUtensorMap map_q, const __grid_constant__ CUtensorMap map_k,
                    const __grid_constant__ CUtensorMap map_v, const __grid_constant__ CUtensorMap map_out,
                    const __grid_constant__ ForwardParams params) {
-  extern __shared__ __align__(1024) unsigned char s_raw[];
-  ForwardShared<C>& shared = *reinterpret_cast<ForwardShared<C>*>(s_raw);
+  ForwardShared<C>& shared = *reinterpret_cast<ForwardShared<C>*>(ptx::dynamic_shared());
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
 
   if (threadIdx.x == 0) {

@@ -1,0 +1,12 @@
+// The rows of kernels.def that the emulator runs, as kernels on host memory.
+#pragma once
+
+#include <vector>
+
+#include "core/registry.h"
+
+namespace onepass::emulator {
+
+const std::vector<Kernel>& rows();
+
+}  // namespace onepass::emulator

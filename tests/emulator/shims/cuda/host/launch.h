@@ -1,0 +1,30 @@
+// Launches of the emulator, in place of src/cuda/host/launch.h.
+#pragma once
+
+#include <tuple>
+#include <utility>
+
+#include "core/problem.h"
+#include "core/status.h"
+#include "cuda_language.h"
+
+namespace onepass::cuda {
+
+class DeviceScope {
+ public:
+  explicit DeviceScope(int) {}
+  Status status() const { return {}; }
+};
+
+inline int multiprocessors(int) {
+  return 3;
+}
+
+template <class... Parameters, class... Arguments>
+Status launch(void (*kernel)(Parameters...), std::int64_t blocks, int threads, std::int64_t shared_bytes, const Launch&,
+              Arguments&&... arguments) {
+  const std::tuple<std::decay_t<Parameters>...> parameters(std::forward<Arguments>(arguments)...);
+  return emulator::run_grid(blocks, threads, shared_bytes, [&] { std::apply(kernel, parameters); });
+}
+
+}  // namespace onepass::cuda
