@@ -1,34 +1,142 @@
-// The sm_80 kernels on the emulator, against the float64 reference.
+// The sm_80 kernels on the emulator against the float64 reference: in random orders, with copies as late as they may
+// be, with sums rounded and as tensor cores cut them off.
+#include <algorithm>
+
 #include "emulator/machine/machine.h"
+#include "emulator/machine/tensor_core.h"
 #include "emulator/rows.h"
 #include "kit/kit.h"
 
 namespace onepass {
 namespace {
 
-class EmulatedKernel : public testing::TestWithParam<const Kernel*> {};
+using check::Case;
+using check::CaseSpec;
+using check::Reference;
 
 std::vector<const Kernel*> all_rows() {
   std::vector<const Kernel*> list;
   for (const Kernel& kernel : emulator::rows()) list.push_back(&kernel);
   return list;
 }
+bool is_half_backward(const Kernel& kernel) {
+  return kernel.pass == Pass::backward && kernel.dtypes == kF16;
+}
+
+class EmulatedKernel : public testing::TestWithParam<const Kernel*> {
+ protected:
+  void SetUp() override {
+    if (!__builtin_cpu_supports("avx2")) GTEST_SKIP() << "compiled for AVX2, which this machine has not";
+    emulator::set_seed(kit::first_seed());
+  }
+  void TearDown() override { emulator::adding = emulator::Adding::rounded; }
+
+  static CaseSpec sized(std::int64_t seq_q, std::int64_t seq_k) {
+    CaseSpec spec;
+    spec.pass = GetParam()->pass;
+    for (const DType dtype : kit::kStorage) {
+      if ((GetParam()->dtypes >> static_cast<int>(dtype) & 1u) != 0) spec.dtype = dtype;
+    }
+    spec.seq_q = seq_q;
+    spec.seq_k = seq_k;
+    spec.head_dim = GetParam()->max_head_dim;
+    spec.head_dim_v = GetParam()->max_head_dim_v;
+    return spec;
+  }
+  static void expect_right(const CaseSpec& spec) {
+    Case c(spec);
+    EXPECT_TRUE(kit::passes(check::check_kernel(*GetParam(), c)));
+  }
+  static void expect_random_cases(int cases, std::uint64_t first) {
+    check::Sweep sweep;
+    sweep.limits.pass = GetParam()->pass;
+    sweep.limits.dtypes = GetParam()->dtypes;
+    sweep.limits.max_head_dim = GetParam()->max_head_dim;
+    sweep.limits.max_seq = 200;
+    sweep.limits.work = 4e5;
+    sweep.limits.cuda = true;
+    sweep.first_seed = kit::first_seed() + first;
+    sweep.cases = kit::scaled(cases);
+    kit::expect_sweep({GetParam()}, sweep);
+  }
+};
 INSTANTIATE_TEST_SUITE_P(Rows, EmulatedKernel, testing::ValuesIn(all_rows()),
-                         [](const testing::TestParamInfo<const Kernel*>& row) { return std::string(row.param->name); });
+                         [](const auto& row) { return std::string(row.param->name); });
 
 TEST_P(EmulatedKernel, RandomCases) {
-  const Kernel* kernel = GetParam();
-  check::Sweep sweep;
-  sweep.limits.pass = kernel->pass;
-  sweep.limits.dtypes = kernel->dtypes;
-  sweep.limits.max_head_dim = kernel->max_head_dim;
-  sweep.limits.max_seq = 150;
-  sweep.limits.work = 4e5;
-  sweep.limits.cuda = true;
-  sweep.first_seed = kit::first_seed();
-  sweep.cases = kit::scaled(10);
-  emulator::set_seed(sweep.first_seed);
-  kit::expect_sweep({kernel}, sweep);
+  expect_random_cases(20, 0);
+}
+
+/// But for float16 backward rows, whose fault has a test below.
+TEST_P(EmulatedKernel, RandomCasesWithSumsCutOff) {
+  if (is_half_backward(*GetParam())) GTEST_SKIP() << "misses the bound at scores near -10,000";
+  emulator::adding = emulator::Adding::cut_off;
+  expect_random_cases(16, 10'000);
+}
+
+TEST_P(EmulatedKernel, LengthsAroundTheTiles) {
+  const Tiles tiles = GetParam()->tiles();
+  for (const std::int64_t tile : {tiles.block_q, tiles.block_k}) {
+    for (const std::int64_t n : {tile - 1, tile, tile + 1, 2 * tile, 2 * tile + 1}) {
+      CaseSpec spec = sized(n, 2 * tile + 3 - n % 3);
+      if (n % 2 == 0) std::swap(spec.seq_q, spec.seq_k);
+      spec.causal = n % 4 < 2;
+      spec.head_dim = spec.head_dim_v = min_of<std::int64_t>(spec.head_dim, 64);
+      expect_right(spec);
+    }
+  }
+}
+
+TEST_P(EmulatedKernel, AdversarialScores) {
+  using check::Values;
+  for (const Values values :
+       {Values::wide, Values::deep, Values::equal, Values::steep, Values::rising, Values::denormal}) {
+    CaseSpec spec = sized(70, 150);
+    spec.values = values;
+    spec.causal = values != Values::deep;
+    expect_right(spec);
+  }
+}
+
+/// Blocks that take turns: the same bits whatever the order of blocks and warps.
+TEST_P(EmulatedKernel, BitsStayTheSame) {
+  CaseSpec spec = sized(100, 280);
+  spec.heads_q = 2;
+  spec.causal = true;
+  spec.head_dim = spec.head_dim_v = min_of<std::int64_t>(spec.head_dim, 64);
+  spec.deterministic = spec.pass == Pass::backward ? 1 : -1;
+  Case c(spec);
+  const Reference reference(c);
+  std::uint64_t first = 0;
+  for (int seed = 0; seed < kit::scaled(3); ++seed) {
+    emulator::set_seed(kit::first_seed() + static_cast<std::uint64_t>(seed));
+    const check::Report report = check::check_kernel(*GetParam(), c, reference);
+    EXPECT_TRUE(kit::passes(report));
+    if (seed == 0) first = report.bits;
+    EXPECT_EQ(report.bits, first) << "seed " << seed;
+  }
+}
+
+/// Tensor cores cut off their running sum, a score near -10,000 is off by a few units in its last place, and LSE, which
+/// comes from elsewhere, is not. On an H200 dV of this case had 2.6 times the bound, as here.
+TEST(EmulatedFault, Float16BackwardOfScoresNearMinusTenThousand) {
+  check::Limits limits;
+  limits.pass = Pass::backward;
+  limits.dtypes = kF16;
+  limits.max_head_dim = 128;
+  limits.cuda = true;
+  Case c(check::random_spec(4, limits));
+  ASSERT_EQ(c.spec().values, check::Values::deep);
+  const Reference reference(c);
+  const auto is_row = [](const Kernel& row) { return std::string_view(row.name) == "bwd_sm80_d128_f16"; };
+  const Kernel& kernel = *std::find_if(emulator::rows().begin(), emulator::rows().end(), is_row);
+  emulator::set_seed(0);
+  EXPECT_TRUE(kit::passes(check::check_kernel(kernel, c, reference)));
+  emulator::adding = emulator::Adding::cut_off;
+  const check::Report report = check::check_kernel(kernel, c, reference);
+  emulator::adding = emulator::Adding::rounded;
+  EXPECT_FALSE(report.ok()) << "no longer has this fault: test it with the others";
+  EXPECT_NEAR(report.worst_bound_ratio(), 2.6, 0.1) << report.text(true);
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ namespace {
 constexpr std::size_t kGuard = 1024;
 constexpr unsigned char kGuardByte = 0xa5, kNanByte = 0xff;
 constexpr double kAtOnce = 0.125, kSometime = 0.125;  // else at the last moment
-constexpr std::int64_t kPatience = 200'000;           // pauses without progress
+constexpr std::int64_t kPatience = 20'000;            // pauses without progress
 
 struct Range {
   std::uintptr_t begin, end;
@@ -167,7 +167,8 @@ std::string describe_wait() {
       for (int i = 0, end = 0; i < kWarp; i = end) {
         const Lane& lane = warp.lanes[i];
         const auto same = [&](const Lane& x) {
-          return x.state == lane.state && x.waits_for == lane.waits_for && x.number == lane.number;
+          return x.state == lane.state &&
+                 (x.state != Lane::State::waiting || (x.waits_for == lane.waits_for && x.number == lane.number));
         };
         for (end = i + 1; end < kWarp && same(warp.lanes[end]);) ++end;
         if (lane.state == Lane::State::finished && end - i == kWarp) continue;
@@ -347,7 +348,8 @@ void barrier(int id, int threads, bool wait) {
   Warp& warp = *lane().warp;
   for (const void* data : warp.data) {
     const Call& other = *static_cast<const Call*>(data);
-    if (other.id != id || other.threads != threads || other.wait != wait) fault("lanes of a warp at different barriers");
+    if (other.id != id || other.threads != threads || other.wait != wait)
+      fault("lanes of a warp at different barriers");
   }
   if (id < 0 || id >= kBarriers) fault("barrier %d: there are %d", id, kBarriers);
   if (threads <= 0 || threads % kWarp != 0 || threads > block().threads) {
@@ -403,7 +405,8 @@ void forget_global() {
 
 void check_global(const void* data, std::int64_t bytes, int alignment, const char* what) {
   const auto begin = reinterpret_cast<std::uintptr_t>(data);
-  if (begin % static_cast<std::uintptr_t>(alignment) != 0) fault("%s: global memory no multiple of %d", what, alignment);
+  if (begin % static_cast<std::uintptr_t>(alignment) != 0)
+    fault("%s: global memory no multiple of %d", what, alignment);
   const auto holds = [&](const Range& range) {
     return range.begin <= begin && begin + static_cast<std::uintptr_t>(bytes) <= range.end;
   };
@@ -419,7 +422,8 @@ void set_seed(std::uint64_t seed) {
 Status run_grid(std::int64_t blocks, int threads, std::int64_t shared_bytes, const std::function<void()>& body) {
   if (blocks == 0) return {};
   if (threads % kWarp != 0 || threads > 1024) return device_error("%d threads a block", threads);
-  if (shared_bytes > kMostShared) return device_error("%lld bytes of shared memory", static_cast<long long>(shared_bytes));
+  if (shared_bytes > kMostShared)
+    return device_error("%lld bytes of shared memory", static_cast<long long>(shared_bytes));
   machine.random = check::Random(machine.seed + 0x9E3779B97F4A7C15u * ++machine.launches);
   machine.body = &body;
   machine.error.clear();

@@ -60,42 +60,45 @@ struct Fragments {
   const std::uint32_t (*a)[4];
   std::uint32_t b[2];
 };
-
-/// Lane 4 g + t: register n of A holds elements 2 t and 2 t + 1 of row g + 8 (n % 2) of columns 8 (n / 2) on, register n
-/// of B those of rows 8 n on, column g.
-template <class T>
-void mma_16x8x16(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+/// set(product, lane's fragments, g, t) puts those of lane 4 g + t of A and B into place.
+template <int kK, class Set>
+void multiply_add(const char* what, float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1,
+                  Set&& set) {
   Fragments own = {&c, &a, {b0, b1}};
-  emulator::together("mma", own, [](Fragments* const* lanes) {
-    emulator::Product<16> product;
-    for (int lane = 0; lane < emulator::kWarp; ++lane) {
-      const int g = lane / 4, t = lane % 4;
-      for (int n = 0; n < 4; ++n)
-        emulator::widen<T>((*lanes[lane]->a)[n], &product.a[g + 8 * (n % 2)][2 * t + 8 * (n / 2)]);
-      for (int n = 0; n < 2; ++n) emulator::widen<T>(lanes[lane]->b[n], &product.b[g][2 * t + 8 * n]);
-      for (int e = 0; e < 4; ++e) product.c[g + 8 * (e / 2)][2 * t + e % 2] = (*lanes[lane]->c)[e];
-    }
+  emulator::together(what, own, [&](Fragments* const* lanes) {
+    emulator::Product<kK> product;
+    const auto each = [&](auto&& f) {
+      for (int lane = 0; lane < emulator::kWarp; ++lane)
+        for (int e = 0; e < 4; ++e) f((*lanes[lane]->c)[e], product.c[lane / 4 + 8 * (e / 2)][2 * (lane % 4) + e % 2]);
+    };
+    each([](float& r, float& x) { x = r; });
+    for (int lane = 0; lane < emulator::kWarp; ++lane) set(product, *lanes[lane], lane / 4, lane % 4);
     product.add();
-    for (int lane = 0; lane < emulator::kWarp; ++lane)
-      for (int e = 0; e < 4; ++e) (*lanes[lane]->c)[e] = product.c[lane / 4 + 8 * (e / 2)][2 * (lane % 4) + e % 2];
+    each([](float& r, float& x) { r = x; });
   });
 }
 
-/// Lane 4 g + t: register n of A holds column t + 4 (n / 2) of row g + 8 (n % 2), register n of B row t + 4 n, column g.
-inline void mma_16x8x8_tf32(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
-  Fragments own = {&c, &a, {b0, b1}};
-  emulator::together("mma.tf32", own, [](Fragments* const* lanes) {
-    const auto tf32 = [](std::uint32_t x) { return __uint_as_float(x & 0xffffe000u); };
-    emulator::Product<8> product;
-    for (int lane = 0; lane < emulator::kWarp; ++lane) {
-      const int g = lane / 4, t = lane % 4;
-      for (int n = 0; n < 4; ++n) product.a[g + 8 * (n % 2)][t + 4 * (n / 2)] = tf32((*lanes[lane]->a)[n]);
-      for (int n = 0; n < 2; ++n) product.b[g][t + 4 * n] = tf32(lanes[lane]->b[n]);
-      for (int e = 0; e < 4; ++e) product.c[g + 8 * (e / 2)][2 * t + e % 2] = (*lanes[lane]->c)[e];
+/// Lane 4 g + t: register n of A holds elements 2 t and 2 t + 1 of row g + 8 (n % 2) of columns 8 (n / 2) on, register
+/// n of B those of rows 8 n on, column g.
+template <class T>
+void mma_16x8x16(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+  multiply_add<16>("mma", c, a, b0, b1, [](emulator::Product<16>& product, const Fragments& x, int g, int t) {
+    for (int n = 0; n < 4; ++n) {
+      float* row = &product.a[g + 8 * (n % 2)][2 * t + 8 * (n / 2)];
+      emulator::widen<T>((*x.a)[n], row[0], row[1]);
     }
-    product.add();
-    for (int lane = 0; lane < emulator::kWarp; ++lane)
-      for (int e = 0; e < 4; ++e) (*lanes[lane]->c)[e] = product.c[lane / 4 + 8 * (e / 2)][2 * (lane % 4) + e % 2];
+    for (int n = 0; n < 2; ++n)
+      emulator::widen<T>(x.b[n], product.b[2 * t + 8 * n][g], product.b[2 * t + 8 * n + 1][g]);
+  });
+}
+
+/// Lane 4 g + t: register n of A holds column t + 4 (n / 2) of row g + 8 (n % 2), register n of B row t + 4 n, column
+/// g.
+inline void mma_16x8x8_tf32(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+  multiply_add<8>("mma.tf32", c, a, b0, b1, [](emulator::Product<8>& product, const Fragments& x, int g, int t) {
+    const auto tf32 = [](std::uint32_t r) { return __uint_as_float(r & 0xffffe000u); };
+    for (int n = 0; n < 4; ++n) product.a[g + 8 * (n % 2)][t + 4 * (n / 2)] = tf32((*x.a)[n]);
+    for (int n = 0; n < 2; ++n) product.b[t + 4 * n][g] = tf32(x.b[n]);
   });
 }
 

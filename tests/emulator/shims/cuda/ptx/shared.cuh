@@ -21,7 +21,8 @@ void store_words(std::uint32_t address, T first, Rest... rest) {
 }
 template <class T, class... Rest>
 void load_words(std::uint32_t address, T& first, Rest&... rest) {
-  const unsigned char* from = emulator::shared(address, sizeof(T) * (1 + sizeof...(rest)), sizeof(T) * (1 + sizeof...(rest)));
+  const unsigned char* from =
+      emulator::shared(address, sizeof(T) * (1 + sizeof...(rest)), sizeof(T) * (1 + sizeof...(rest)));
   const auto take = [&](T& x) {
     std::memcpy(&x, from, sizeof x);
     from += sizeof x;
