@@ -35,7 +35,8 @@ void pipeline(const std::vector<float>& g_in, std::vector<float>& g_out, Fault w
   auto* s_tile = reinterpret_cast<float*>(ptx::dynamic_shared());
   float sum = 0;
   for (int tile = 0; tile < 8; ++tile) {
-    ptx::cp_async_16(ptx::shared_address(s_tile + 4 * thread), &g_in[static_cast<std::size_t>(kThreads * tile + thread) * 4]);
+    ptx::cp_async_16(ptx::shared_address(s_tile + 4 * thread),
+                     &g_in[static_cast<std::size_t>(kThreads * tile + thread) * 4]);
     if (without != Fault::commit) ptx::cp_async_commit();
     if (without != Fault::wait) ptx::cp_async_wait<0>();
     if (without != Fault::arrival) __syncthreads();
@@ -54,7 +55,8 @@ int wrong_pipelines(Fault without) {
     bool right = true;
     for (int thread = 0; thread < kThreads; ++thread) {
       float sum = 0;
-      for (int n = 0; n < 8 * 4; ++n) sum += in[static_cast<std::size_t>(n / 4 * 4 * kThreads + 4 * (thread ^ 32) + n % 4)];
+      for (int n = 0; n < 8 * 4; ++n)
+        sum += in[static_cast<std::size_t>(n / 4 * 4 * kThreads + 4 * (thread ^ 32) + n % 4)];
       right = right && out[static_cast<std::size_t>(thread)] == sum;
     }
     wrong += right ? 0 : 1;
@@ -134,31 +136,35 @@ TEST(Emulator, ADeadlockSaysWhoWaitsWhere) {
   EXPECT_TRUE(has(text, "deadlock"));
   EXPECT_TRUE(has(text, "block 0 threads 0-31: barrier 3, 32 of 64 are there"));
   EXPECT_TRUE(has(text, "block 0 threads 32-63: barrier 5, 32 of 64 are there"));
-  EXPECT_TRUE(has(error_of(1, 1, [] {
-                    if (threadIdx.x < 32) __syncthreads();
-                  }),
+  EXPECT_TRUE(has(error_of(1, 1,
+                           [] {
+                             if (threadIdx.x < 32) __syncthreads();
+                           }),
                   "barrier 0, 32 of 64 are there"));
   const Status unequal = run_grid(1, 96, 0, [] { ptx::named_barrier_sync(1, threadIdx.x < 32 ? 96 : 64); });
   EXPECT_TRUE(has(unequal.text(), "barrier 1 of"));
 }
 
 TEST(Emulator, ArrivalsCountWithoutWaiting) {
-  EXPECT_EQ(error_of(1, 3, [] {
-              if (threadIdx.x < 32) ptx::named_barrier_arrive(2, 64);
-              if (threadIdx.x >= 32) ptx::named_barrier_sync(2, 64);
-            }),
+  EXPECT_EQ(error_of(1, 3,
+                     [] {
+                       if (threadIdx.x < 32) ptx::named_barrier_arrive(2, 64);
+                       if (threadIdx.x >= 32) ptx::named_barrier_sync(2, 64);
+                     }),
             "");
 }
 
 TEST(Emulator, LanesOfAWarpThatPartAreAFault) {
-  EXPECT_TRUE(has(error_of(1, 1, [] {
-                    if (threadIdx.x % 2 == 0) __syncwarp();
-                    if (threadIdx.x % 2 == 1) __shfl_sync(~0u, 1, 0);
-                  }),
+  EXPECT_TRUE(has(error_of(1, 1,
+                           [] {
+                             if (threadIdx.x % 2 == 0) __syncwarp();
+                             if (threadIdx.x % 2 == 1) __shfl_sync(~0u, 1, 0);
+                           }),
                   "lanes of a warp part"));
-  EXPECT_TRUE(has(error_of(1, 1, [] {
-                    if (threadIdx.x % 2 == 0) __syncwarp();
-                  }),
+  EXPECT_TRUE(has(error_of(1, 1,
+                           [] {
+                             if (threadIdx.x % 2 == 0) __syncwarp();
+                           }),
                   "__syncwarp"));
 }
 
@@ -244,7 +250,8 @@ TEST(Emulator, MatrixInstructionsMultiplyMatrices) {
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
     if (thread >= 32) return;
     auto* s = reinterpret_cast<__nv_bfloat16*>(ptx::dynamic_shared());
-    for (int i = lane; i < 16 * kColumns; i += 32) s[i] = a[i / kColumns][i % kColumns], s[256 + i] = b[i / kColumns][i % kColumns];
+    for (int i = lane; i < 16 * kColumns; i += 32)
+      s[i] = a[i / kColumns][i % kColumns], s[256 + i] = b[i / kColumns][i % kColumns];
     __syncwarp();
     std::uint32_t r_a[4], r_b[4];
     const std::uint32_t at = ptx::shared_address(s) + static_cast<std::uint32_t>(lane % 16 * 32 + lane / 16 * 16);

@@ -1,8 +1,6 @@
 #include "emulator/machine/machine.h"
 
 #include <algorithm>
-#include <cstdarg>
-#include <cstdio>
 #include <cstring>
 #include <numeric>
 
@@ -14,12 +12,7 @@ namespace {
 
 constexpr std::size_t kGuard = 1024;
 constexpr unsigned char kGuardByte = 0xa5, kNanByte = 0xff;
-constexpr double kAtOnce = 0.125, kSometime = 0.125;  // else at the last moment
-constexpr std::int64_t kPatience = 20'000;            // pauses without progress
-
-struct Range {
-  std::uintptr_t begin, end;
-};
+constexpr std::int64_t kPatience = 20'000;  // pauses without progress
 
 /// One launch at a time.
 struct Machine {
@@ -32,7 +25,6 @@ struct Machine {
   Suspended scheduler = nullptr;
   std::string error;
   std::int64_t lowest = 0, pauses = 0;
-  std::vector<Range> global;
 };
 Machine machine;
 
@@ -159,39 +151,6 @@ bool perform_any(bool must) {
   return true;
 }
 
-/// Who waits for what.
-std::string describe_wait() {
-  std::string text;
-  for (const auto& block : machine.blocks) {
-    for (const Warp& warp : block->warps) {
-      for (int i = 0, end = 0; i < kWarp; i = end) {
-        const Lane& lane = warp.lanes[i];
-        const auto same = [&](const Lane& x) {
-          return x.state == lane.state &&
-                 (x.state != Lane::State::waiting || (x.waits_for == lane.waits_for && x.number == lane.number));
-        };
-        for (end = i + 1; end < kWarp && same(warp.lanes[end]);) ++end;
-        if (lane.state == Lane::State::finished && end - i == kWarp) continue;
-        text += "\n    block " + std::to_string(block->index) + " threads " + std::to_string(lane.thread) + "-" +
-                std::to_string(lane.thread + end - i - 1) + ": ";
-        if (lane.state == Lane::State::finished) {
-          text += "at their end";
-        } else if (lane.state == Lane::State::ready) {
-          text += "in a loop";
-        } else {
-          text += lane.waits_for;
-          if (lane.number >= 0) text += " " + std::to_string(lane.number);
-          if (std::strcmp(lane.waits_for, "barrier") == 0) {
-            const NamedBarrier& barrier = block->barriers[lane.number];
-            text += ", " + std::to_string(barrier.arrived) + " of " + std::to_string(barrier.expected) + " are there";
-          }
-        }
-      }
-    }
-  }
-  return text;
-}
-
 void run_blocks(std::int64_t blocks, int threads, std::int64_t shared_bytes) {
   check::Random& random = machine.random;
   std::vector<std::int64_t> order(static_cast<std::size_t>(blocks));
@@ -222,10 +181,10 @@ void run_blocks(std::int64_t blocks, int threads, std::int64_t shared_bytes) {
       }
       if (random.next() % 16 == 0) perform_any(false);
     } else if (!perform_any(true)) {
-      fault("deadlock:%s", describe_wait().c_str());
+      fault("deadlock:%s", describe_wait(machine.blocks).c_str());
     }
     if (!machine.error.empty()) return;
-    if (machine.pauses > kPatience) fault("waits for ever:%s", describe_wait().c_str());
+    if (machine.pauses > kPatience) fault("waits for ever:%s", describe_wait(machine.blocks).c_str());
     for (std::size_t n = 0; n < machine.blocks.size(); ++n) {
       Block& block = *machine.blocks[n];
       if (block.finished < block.threads) continue;
@@ -237,55 +196,6 @@ void run_blocks(std::int64_t blocks, int threads, std::int64_t shared_bytes) {
 }
 
 }  // namespace
-
-void fault(const char* format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  char text[4000];
-  std::vsnprintf(text, sizeof text, format, arguments);
-  va_end(arguments);
-  throw Fault{text};
-}
-
-void Operation::perform() {
-  if (done()) return;
-  const std::function<void()> effect = std::exchange(effect_, nullptr);
-  effect();
-  progress();
-}
-
-void Groups::add(std::function<void()> effect) {
-  const double fate = random().uniform();
-  if (fate < kAtOnce) {
-    effect();
-    return;
-  }
-  open_.push_back(std::make_shared<Operation>(std::move(effect)));
-  if (fate < kAtOnce + kSometime) block().at_any_moment.push_back(open_.back());
-}
-
-void Groups::commit() {
-  closed_.push_back(std::move(open_));
-  open_.clear();
-}
-
-void Groups::perform(std::vector<Pending>& group) {
-  while (!group.empty()) {
-    const auto last = std::ssize(group) - 1;
-    std::swap(group[static_cast<std::size_t>(random().between(0, last))], group.back());
-    group.back()->perform();
-    group.pop_back();
-  }
-}
-
-void Groups::wait(std::size_t pending) {
-  for (; closed_.size() > pending; closed_.pop_front()) perform(closed_.front());
-}
-
-void Groups::finish() {
-  commit();
-  wait(0);
-}
 
 void Waiters::wait(const char* what, int number) {
   Warp& warp = *lane().warp;
@@ -337,81 +247,6 @@ bool gather(const char* what, void* data) {
 
 void release(Warp& warp) {
   for (int i = 0; i < kWarp; ++i) set_state(warp.lanes[i], Lane::State::ready);
-}
-
-void barrier(int id, int threads, bool wait) {
-  struct Call {
-    int id, threads;
-    bool wait;
-  } call = {id, threads, wait};
-  if (!gather("barrier", &call)) return;
-  Warp& warp = *lane().warp;
-  for (const void* data : warp.data) {
-    const Call& other = *static_cast<const Call*>(data);
-    if (other.id != id || other.threads != threads || other.wait != wait)
-      fault("lanes of a warp at different barriers");
-  }
-  if (id < 0 || id >= kBarriers) fault("barrier %d: there are %d", id, kBarriers);
-  if (threads <= 0 || threads % kWarp != 0 || threads > block().threads) {
-    fault("barrier %d of %d threads in a block of %d", id, threads, block().threads);
-  }
-  NamedBarrier& at = block().barriers[id];
-  if (at.arrived > 0 && at.expected != threads) fault("barrier %d of %d threads and of %d", id, threads, at.expected);
-  at.expected = threads;
-  at.arrived += kWarp;
-  if (at.arrived == threads) {
-    at.arrived = 0;
-    at.waiters.wake();
-    progress();
-    release(warp);
-  } else if (wait) {
-    at.waiters.wait("barrier", id);
-  } else {
-    release(warp);
-  }
-}
-
-void at_any_moment(std::function<void()> effect) {
-  block().at_any_moment.push_back(std::make_shared<Operation>(std::move(effect)));
-}
-
-unsigned char* shared(std::uint32_t address, int bytes, int alignment) {
-  const std::int64_t offset = std::int64_t{address} - kSharedBase;
-  const Block& block = emulator::block();
-  if (offset < 0 || offset + bytes > block.shared_bytes) {
-    fault("shared memory at byte %lld, %d bytes; the block has %lld", static_cast<long long>(offset), bytes,
-          static_cast<long long>(block.shared_bytes));
-  }
-  if (address % static_cast<std::uint32_t>(alignment) != 0) {
-    fault("shared memory at byte %lld, no multiple of %d", static_cast<long long>(offset), alignment);
-  }
-  return block.shared + offset;
-}
-
-std::uint32_t shared_address(const void* pointer) {
-  const std::int64_t offset = static_cast<const unsigned char*>(pointer) - block().shared;
-  if (offset < 0 || offset > block().shared_bytes) fault("the shared address of what is not in shared memory");
-  return kSharedBase + static_cast<std::uint32_t>(offset);
-}
-
-void allow_global(const void* data, std::int64_t bytes) {
-  const auto begin = reinterpret_cast<std::uintptr_t>(data);
-  if (data != nullptr) machine.global.push_back({begin, begin + static_cast<std::uintptr_t>(bytes)});
-}
-
-void forget_global() {
-  machine.global.clear();
-}
-
-void check_global(const void* data, std::int64_t bytes, int alignment, const char* what) {
-  const auto begin = reinterpret_cast<std::uintptr_t>(data);
-  if (begin % static_cast<std::uintptr_t>(alignment) != 0)
-    fault("%s: global memory no multiple of %d", what, alignment);
-  const auto holds = [&](const Range& range) {
-    return range.begin <= begin && begin + static_cast<std::uintptr_t>(bytes) <= range.end;
-  };
-  if (machine.global.empty() || std::any_of(machine.global.begin(), machine.global.end(), holds)) return;
-  fault("%s: %lld bytes of global memory outside every operand", what, static_cast<long long>(bytes));
 }
 
 void set_seed(std::uint64_t seed) {

@@ -118,6 +118,9 @@ struct Block {
   std::vector<Pending> at_any_moment;  // operations that need not be waited for to happen
 };
 
+/// A line for each run of threads that wait for the same.
+std::string describe_wait(const std::vector<std::unique_ptr<Block>>& blocks);
+
 /// The thread that runs.
 Lane& lane();
 inline Block& block() {
