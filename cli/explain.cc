@@ -57,6 +57,7 @@ Status run_explain(const Options& options, const std::string& pass_text) {
                               : options.backward ? ONEPASS_BACKWARD
                                                  : ONEPASS_FORWARD;
   ONEPASS_RETURN_IF_ERROR(check_backward(options, {pass}));
+  ONEPASS_RETURN_IF_ERROR(check_kernel_pass(options, pass != ONEPASS_BACKWARD, pass == ONEPASS_BACKWARD));
   const std::vector<Shape> shapes = shapes_of(options, pass);
   std::string report;
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();

@@ -1,4 +1,6 @@
 // onepass: the command line.
+#include <unistd.h>
+
 #include <csignal>
 #include <cstdio>
 #include <exception>
@@ -92,7 +94,16 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace onepass::cli
 
+/// What reading a mapped file raises where it has become shorter since, or the disk fails. The kernels' threads let it
+/// through; no output has been begun.
+extern "C" void end_reading(int) {
+  constexpr char kText[] = "onepass: an input file became shorter, or cannot be read, while it was in use\n";
+  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, kText, sizeof kText - 1);
+  ::_exit(2);
+}
+
 int main(int argc, char** argv) {
+  std::signal(SIGBUS, &end_reading);
   // A reader that goes away makes writes fail, which is reported, instead of ending the program unseen.
   std::signal(SIGPIPE, SIG_IGN);
   return onepass::cli::run(argc, argv);

@@ -63,6 +63,9 @@ Result<std::string> single_kernel(const Options& options);
 /// Refuses a backend, and a kernel of another one, that this build or machine has nothing for.
 Status check_backend(const Options& options);
 
+/// A kernel of a pass that is not run would be ignored.
+Status check_kernel_pass(const Options& options, bool forward, bool backward);
+
 /// Refuses common options that would be ignored: all that are given and not in `used`.
 Status check_used(const CLI::App& command, std::initializer_list<const char*> used, const char* why);
 /// For commands that make their own operands: refuses --grad-out, and --backward beside passes without it.

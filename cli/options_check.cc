@@ -22,6 +22,20 @@ Status check_backward(const Options& options, const std::vector<onepass_pass_t>&
   return usage_error("--backward contradicts --pass %s; nearest: --pass bwd", pass_name(passes[0]));
 }
 
+Status check_kernel_pass(const Options& options, bool forward, bool backward) {
+  for (const std::string& kernel : options.kernels) {
+    for (std::int32_t i = 0; i < onepass_kernel_count(); ++i) {
+      onepass_kernel_info_t info = ONEPASS_KERNEL_INFO_INIT;
+      if (onepass_kernel_info(i, &info) != ONEPASS_OK || kernel != info.name) continue;
+      const bool of_backward = info.pass == ONEPASS_BACKWARD;
+      if (of_backward ? backward : forward) continue;
+      return usage_error("--kernel %s is of the %s, which this command does not run; nearest: %s", info.name,
+                         of_backward ? "backward" : "forward", of_backward ? "add --backward" : "leave it out");
+    }
+  }
+  return {};
+}
+
 Status check_backend(const Options& options) {
   if (options.backend == "auto") return {};
   bool available = false;

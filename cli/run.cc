@@ -106,6 +106,7 @@ nlohmann::ordered_json row_of(const Attention& a, const PassResult& result) {
 
 Status run_run(const RunOptions& options) {
   ONEPASS_RETURN_IF_ERROR(check_backend(options));
+  ONEPASS_RETURN_IF_ERROR(check_kernel_pass(options, true, options.backward));
   if (options.file.empty() &&
       !(options.q.ends_with(".npy") && options.k.ends_with(".npy") && options.v.ends_with(".npy"))) {
     return usage_error("run needs a .safetensors FILE, or --q, --k and --v with .npy files: got neither");

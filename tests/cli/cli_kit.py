@@ -36,7 +36,8 @@ def read_safetensors(path):
 
 
 def write_npy(path, descr, shape, data):
-    header = repr({"descr": descr, "fortran_order": False, "shape": tuple(shape)}) + "\n"
+    header = repr({"descr": descr, "fortran_order": False, "shape": tuple(shape)})
+    header += " " * (-(len(header) + 11) % 64) + "\n"  # the data begin at 64 bytes, as NumPy's do
     path.write_bytes(b"\x93NUMPY\1\0" + struct.pack("<H", len(header)) + header.encode() + data)
 
 

@@ -8,6 +8,7 @@ import pathlib
 import struct
 import subprocess
 import sys
+import time
 import unittest
 
 import cli_kit
@@ -191,14 +192,29 @@ class Refusals(Cli):
                            (["explain", "--seed", "-1"], "--seed"), (["explain", "--seed", 1 << 64], "2^64 - 1"),
                            (["explain", "--threads", "0x2"], "whole"), (["explain", "--threads", 1025], "1024"),
                            (["bench", "--reps", "1.5"], "whole"), (["check", "--cases", 0], "from 1"),
-                           (["explain", "--scale", "1e300"], "float32"), (["explain", "--softcap", "1e300"], "softcap"),
+                           (["explain", "--scale", "1e300"], "1e+30"), (["explain", "--softcap", "1e300"], "softcap"),
+                           (["explain", "--kernel", "bwd_cpu_portable"], "add --backward"),
+                           (["explain", "--kernel", "fwd_cpu_portable", "--backward"], "leave it out"),
+                           (["run", "x.safetensors", "--kernel", "bwd_cpu_portable"], "add --backward"),
                            (["explain", "--kernel", ""], "leave it out"), (["explain", "--bias", ""], "leave it out"),
                            (["bench", "--kernel", ","], "leave it out"), (["run", "x.safetensors", "-o", ""], "--out")):
             self.assertIn(hint, self.onepass(*args, code=2))
 
+    def test_a_file_that_becomes_shorter_while_it_is_read(self):
+        names = [self.path / f"{name}.npy" for name in "qkv"]
+        for name in names:
+            write_npy(name, "<f4", (1, 12000, 4, 64), normal(6000, 1) * 512)
+        options = [f"--{name.stem}={name}" for name in names]
+        running = subprocess.Popen([cli_kit.onepass_path, "run", "--check", *options], stderr=subprocess.PIPE, text=True)
+        time.sleep(0.5)  # of many seconds in the reference
+        for name in names:
+            os.truncate(name, 4096)
+        error = running.communicate(timeout=300)[1]
+        self.assertRegex(error, r"\Aonepass: an input file became shorter[^\n]*\n\Z")
+        self.assertEqual(running.returncode, 2)
+
     def test_no_option_is_ignored(self):
-        for args in (["check", "--causal"], ["check", "--bias", "b.npy"], ["check", "--softcap", 2],
-                     ["info", "--seq", 5],
+        for args in (["check", "--causal"], ["check", "--bias", "b.npy"], ["check", "--softcap", 2], ["info", "--seq", 5],
                      ["explain", "--pass", "fwd", "--backward"], ["bench", "--pass", "decode", "--backward"],
                      ["explain", "--grad-out", "x.npy"], ["run", self.sample(), "--grad-out", "q"]):
             self.assertIn("nearest", self.onepass(*args, code=2))
@@ -271,8 +287,7 @@ class Refusals(Cli):
         if os.path.exists("/dev/full"):
             with open("/dev/full", "w") as full:
                 for args in (["info"], ["--help"], ["run", "--help"], ["--version"]):
-                    result = subprocess.run([cli_kit.onepass_path, *args], stdout=full, stderr=subprocess.PIPE,
-                                            text=True)
+                    result = subprocess.run([cli_kit.onepass_path, *args], stdout=full, stderr=subprocess.PIPE, text=True)
                     self.assertEqual((result.returncode, result.stderr.count("\n")), (2, 1), args)
         before = source.read_bytes()
         self.onepass("run", source, "-o", source)  # the input may be replaced: it is read first
