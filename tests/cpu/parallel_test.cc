@@ -10,6 +10,7 @@
 #include "kit/kit.h"
 
 #if defined(__unix__)
+#include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -170,6 +171,24 @@ TEST(Parallel, ExitWhileOthersCall) {
     std::exit(0);  // runs the static destructors, unlike _exit
     return true;
   }));
+}
+
+TEST(Parallel, WorkersLeaveSignalsToTheProgram) {
+  // But those that an instruction raises in a worker reach the program's handler: blocked, they would kill.
+  std::atomic<int> wrong{0};
+  std::atomic<bool> worked{false};
+  for (int call = 0; call < 1000 && !worked; ++call) {
+    parallel(3, [&](int worker) {
+      if (worker == 0) return std::this_thread::yield();
+      worked = true;
+      sigset_t blocked;
+      pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+      for (const int signal : {SIGINT, SIGTERM, SIGCHLD, SIGUSR1}) wrong += sigismember(&blocked, signal) == 0;
+      for (const int signal : {SIGBUS, SIGFPE, SIGILL, SIGSEGV}) wrong += sigismember(&blocked, signal) != 0;
+    });
+  }
+  EXPECT_TRUE(worked);
+  EXPECT_EQ(wrong, 0);
 }
 
 TEST(Parallel, NoThreadsToBeHad) {

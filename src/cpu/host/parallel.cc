@@ -149,9 +149,11 @@ Worker* start_worker() {
   Worker* worker = new (std::nothrow) Worker;
   if (worker == nullptr) return nullptr;
 #if defined(ONEPASS_HAS_PTHREAD)
-  // The program's signals are for its own threads.
+  // The program's signals are for its own threads, but for those that an instruction raises: blocked, they would end
+  // the process without its handler.
   sigset_t all, before;
   sigfillset(&all);
+  for (const int raised : {SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGTRAP}) sigdelset(&all, raised);
   pthread_sigmask(SIG_SETMASK, &all, &before);
 #endif
   try {
