@@ -94,6 +94,10 @@ Status read_scores(const onepass_options_t& options, bool planning, Problem* pro
     ONEPASS_RETURN_IF_ERROR(require_shape({"dropout_state"}, state, {2}));
     if (state.is_float || state.bits != 64) return invalid_argument("dropout_state must be int64 (2): seed, offset");
     if (options.dropout_state->data != nullptr) dropout.state = static_cast<const std::int64_t*>(state.data);
+    if (dropout.state != nullptr && !p.on_device && dropout.state[1] >> 32 != 0) {
+      return invalid_argument("dropout_state[1], the offset, must be between 0 and 2^32 - 1: got %" PRId64,
+                              dropout.state[1]);
+    }
   }
   return {};
 }

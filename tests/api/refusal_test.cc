@@ -112,11 +112,16 @@ TEST(CAbi, RefusesBadOptions) {
   option([](auto& o) { o.causal = 2; }, "causal must be between 0 and 1: got 2");
   option([](auto& o) { o.align = 7; }, "align");
   option([](auto& o) { o.window_left = -5; }, "(-5, -1)");
-  option([](auto& o) { o.scale = INFINITY; }, "scale must be finite");
+  option([](auto& o) { o.scale = INFINITY; }, "scale must be between");
   option([](auto& o) { o.softcap = -1; }, "softcap");
   option([](auto& o) { o.dropout_p = 1.5; }, "dropout_p must be between 0 and 1");
   option([](auto& o) { o.dropout_p = NAN; }, "dropout_p");
   option([](auto& o) { o.dropout_offset = std::uint64_t{1} << 32; }, "dropout_offset");
+  for (const std::int64_t offset : {std::int64_t{-1}, std::int64_t{1} << 32}) {
+    std::int64_t state[2] = {7, offset}, two = 2;
+    const DLTensor tensor{state, {kDLCPU, 0}, 1, {kDLInt, 64, 1}, &two, nullptr, 0};
+    option([&](auto& o) { o.dropout_p = 0.5, o.dropout_state = &tensor; }, "dropout_state[1], the offset,");
+  }
   option([](auto& o) { o.deterministic = 2; }, "deterministic");
   option([](auto& o) { o.threads = -1; }, "threads");
   option([](auto& o) { o.kernel = "fwd_gpu"; }, "'fwd_gpu'");
