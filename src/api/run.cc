@@ -3,12 +3,14 @@
 #include <array>
 #include <cinttypes>
 #include <cstring>
+#include <string_view>
 
 #include "api/place.h"
 #include "api/tensor.h"
 #include "core/layout.h"
 #include "cpu/merge.h"
 #include "cpu/parallel.h"
+#include "oracle/oracle.h"
 #if defined(ONEPASS_CUDA)
 #include "cuda/cache.h"
 #endif
@@ -33,6 +35,12 @@ void append(const Problem& p, const Tensor& fresh, std::int64_t seq_new, std::in
 Status run_decode(Request& request) {
   Problem& p = request.problem;
   auto* lengths = static_cast<std::int32_t*>(request.launch.workspace);
+  const auto append_new = [&] {
+    if (!request.k_new) return;
+    append(p, request.k_new, request.seq_new, p.head_dim, request.cache_seqlens, request.forward.k);
+    append(p, request.v_new, request.seq_new, p.head_dim_v, request.cache_seqlens, request.forward.v);
+  };
+  const bool on_oracle = std::string_view(request.kernel->arch) == "oracle";
   if (p.on_device) {
 #if defined(ONEPASS_CUDA)
     ONEPASS_RETURN_IF_ERROR(cuda::append_to_cache(
@@ -40,16 +48,15 @@ Status run_decode(Request& request) {
         lengths, request.launch));
 #endif
   } else {
-    if (request.k_new) {
-      append(p, request.k_new, request.seq_new, p.head_dim, request.cache_seqlens, request.forward.k);
-      append(p, request.v_new, request.seq_new, p.head_dim_v, request.cache_seqlens, request.forward.v);
-    }
+    if (!on_oracle) append_new();
     for (std::int64_t b = 0; b < p.batch; ++b) {
       const std::int32_t start = p.mask.k_start != nullptr ? p.mask.k_start[b] : 0;
       lengths[b] = max_of(0, request.cache_seqlens[b] + static_cast<std::int32_t>(request.seq_new) - start);
     }
   }
   p.mask.k_length = lengths;
+  // The one kernel that can fail: the caches are written once it cannot any more.
+  if (on_oracle) return oracle::forward(p, request.forward, oracle::Precision::exact, append_new);
   Launch launch = request.launch;
   const std::int64_t used = round_up(p.batch * 4, 64);
   launch.workspace = static_cast<char*>(launch.workspace) + used;

@@ -49,13 +49,15 @@ Status parse(const Expect& expect, const DLTensor* tensor, int min_rank, int max
   if (tensor->ndim > 0 && tensor->shape == nullptr) return invalid_argument("%s: its shape is null", name);
   ONEPASS_RETURN_IF_ERROR(parse_dtype(expect, *tensor, parsed));
   parsed->rank = tensor->ndim;
-  bool empty = false;
+  bool empty = false;  // then no stride matters: nothing is read
+  for (int i = 0; i < parsed->rank; ++i) empty = empty || tensor->shape[i] == 0;
   unsigned __int128 reach = 1, compact = 1;  // elements from the base to the last one; product of sizes
   constexpr unsigned __int128 kLimit = static_cast<unsigned __int128>(1) << 60;
   for (int i = parsed->rank - 1; i >= 0; --i) {
     const std::int64_t size = tensor->shape[i];
     if (size < 0) return invalid_argument("%s: size of dimension %d must be 0 or more: got %" PRId64, name, i, size);
-    const std::int64_t stride = tensor->strides != nullptr ? tensor->strides[i] : static_cast<std::int64_t>(compact);
+    const std::int64_t stride =
+        tensor->strides != nullptr && !empty ? tensor->strides[i] : static_cast<std::int64_t>(compact);
     if (size > 1 && stride < 0) {
       return invalid_argument("%s: negative strides are not served: dimension %d has %" PRId64 "; pass a copy", name, i,
                               stride);
@@ -66,7 +68,6 @@ Status parse(const Expect& expect, const DLTensor* tensor, int min_rank, int max
     }
     parsed->size[i] = size;
     parsed->stride[i] = size > 1 ? stride : 0;
-    empty = empty || size == 0;
     if (size > 1) reach += static_cast<unsigned __int128>(size - 1) * static_cast<unsigned __int128>(parsed->stride[i]);
     compact *= static_cast<unsigned __int128>(max_of<std::int64_t>(size, 1));
     if (reach > kLimit || compact > kLimit) {

@@ -21,7 +21,11 @@ Status run_forward(const Problem& problem, const ForwardOperands& operands, cons
 }
 template <auto kBackward>
 Status run_backward(const Problem& problem, const BackwardOperands& operands, const Launch& launch) {
-  if (!nothing_to_write(problem, operands)) kBackward(problem, operands, launch);
+  if (nothing_to_write(problem, operands)) {
+    clear_sums(problem, operands);
+  } else {
+    kBackward(problem, operands, launch);
+  }
   return {};
 }
 

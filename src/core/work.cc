@@ -1,5 +1,7 @@
 #include "core/work.h"
 
+#include "core/half.h"
+
 namespace onepass {
 namespace {
 
@@ -65,10 +67,27 @@ bool nothing_to_write(const Problem& p, const ForwardOperands& operands) {
 }
 
 bool nothing_to_write(const Problem& p, const BackwardOperands& operands) {
-  if (operands.grad_bias || operands.grad_sinks) return false;
+  const bool sums = operands.grad_bias || operands.grad_sinks;
   const bool no_item = p.batch == 0 && !p.mask.varlen;
   const bool no_q = no_item || p.total_q == 0 || p.heads_q == 0, no_k = no_item || p.total_k == 0 || p.heads_kv == 0;
-  return (no_q || p.head_dim == 0) && (no_k || (p.head_dim == 0 && p.head_dim_v == 0));
+  return (no_q || (p.head_dim == 0 && !sums)) && (no_k || (p.head_dim == 0 && p.head_dim_v == 0));
+}
+
+void clear_sums(const Problem& p, const BackwardOperands& operands) {
+  const BiasTensor& bias = operands.grad_bias;
+  const auto size = [](std::int64_t stride, std::int64_t whole) { return stride != 0 ? whole : 1; };
+  const std::int64_t batch = bias ? size(bias.stride_batch, p.batch) : 0, rows = size(bias.stride_q, p.seq_q);
+  for (std::int64_t b = 0; b < batch && rows > 0; ++b) {
+    for (std::int64_t h = 0; h < size(bias.stride_head, p.heads_q); ++h) {
+      for (std::int64_t i = 0; i < rows; ++i) {
+        for (std::int64_t j = 0; j < size(bias.stride_k, p.seq_k); ++j) {
+          store_float(bias.data, bias.dtype, bias.offset(b, h, i, j), 0);
+        }
+      }
+    }
+  }
+  const HeadTensor& sinks = operands.grad_sinks;
+  for (std::int64_t h = 0; sinks && h < p.heads_q; ++h) store_float(sinks.data, sinks.dtype, h * sinks.stride_head, 0);
 }
 
 }  // namespace onepass

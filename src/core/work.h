@@ -19,6 +19,8 @@ double operand_bytes(const Problem& problem);
 /// True if no output has an element. Such a call is done before it begins, however many empty sequences or heads the
 /// problem has: a loop over 2^50 of them would never end.
 bool nothing_to_write(const Problem& problem, const ForwardOperands& operands);
+/// The same but for grad_bias and grad_sinks: sums over rows that there are none of, which clear_sums sets to 0.
 bool nothing_to_write(const Problem& problem, const BackwardOperands& operands);
+void clear_sums(const Problem& problem, const BackwardOperands& operands);
 
 }  // namespace onepass

@@ -74,9 +74,12 @@ inline void bias_gradient(const Backward& call, const Scratch& t, const BiasRegi
   for (std::int64_t b = item; b < (g.stride_batch != 0 ? item + 1 : problem.batch); ++b) {
     const Sequence sequence = problem.sequence(b);
     for (std::int64_t h = head; h < (g.stride_head != 0 ? head + 1 : problem.heads_q); ++h) {
-      // Rows before columns where both are summed: then no sum depends on block_k, and so on the threads.
-      for (std::int64_t i = i0, step = per_key ? i1 - i0 : kBlockQ; i < i1; i += step) {
-        for (std::int64_t c = c0; c < c1; c += block_k) {
+      // Rows before columns where both are summed: then no sum depends on block_k, and so on the threads. Only blocks
+      // that the sequence reaches: the declared maxima may be far above.
+      const std::int64_t last = min_of(i1, sequence.q_length), end = min_of(c1, sequence.k_start + sequence.k_length);
+      const std::int64_t begin = c0 + max_of<std::int64_t>(sequence.k_start - c0, 0) / block_k * block_k;
+      for (std::int64_t i = i0, step = per_key ? i1 - i0 : kBlockQ; i < last; i += step) {
+        for (std::int64_t c = begin; c < end; c += block_k) {
           // Columns count from the item's first key, keys from the sequence's.
           const std::int64_t j = c - sequence.k_start;
           const std::int64_t j0 = clamp_to<std::int64_t>(j, 0, sequence.k_length);

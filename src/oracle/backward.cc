@@ -7,13 +7,14 @@
 namespace onepass::oracle {
 namespace {
 
-template <class Real>
+/// Takes no memory: all of it is there before the first write.
 void clear_rows(const Problem& problem, const Tensor& t, std::int64_t rows, std::int64_t heads, std::int64_t dim) {
   if (!t) return;
-  const std::vector<Real> zero(dim, Real(0));
   for (std::int64_t b = 0; b < operand_batch(problem); ++b) {
     for (std::int64_t h = 0; h < heads; ++h) {
-      for (std::int64_t i = 0; i < rows; ++i) store_row(t, b, i, h, dim, zero.data());
+      for (std::int64_t i = 0; i < rows; ++i) {
+        for (std::int64_t c = 0; c < dim; ++c) store_real(t.row(b, i, h), t.dtype, c, 0);
+      }
     }
   }
 }
@@ -74,9 +75,9 @@ class Backward {
         sums_(p_) {}
 
   void run() {
-    clear_rows<Real>(p_, x_.grad_q, operand_rows(p_.seq_q, p_.total_q, p_.mask), p_.heads_q, p_.head_dim);
-    clear_rows<Real>(p_, x_.grad_k, operand_rows(p_.seq_k, p_.total_k, p_.mask), p_.heads_kv, p_.head_dim);
-    clear_rows<Real>(p_, x_.grad_v, operand_rows(p_.seq_k, p_.total_k, p_.mask), p_.heads_kv, p_.head_dim_v);
+    clear_rows(p_, x_.grad_q, operand_rows(p_.seq_q, p_.total_q, p_.mask), p_.heads_q, p_.head_dim);
+    clear_rows(p_, x_.grad_k, operand_rows(p_.seq_k, p_.total_k, p_.mask), p_.heads_kv, p_.head_dim);
+    clear_rows(p_, x_.grad_v, operand_rows(p_.seq_k, p_.total_k, p_.mask), p_.heads_kv, p_.head_dim_v);
     for (std::int64_t b = 0; b < p_.batch; ++b) item(b);
     bias_.store();
     store_sinks();
@@ -193,8 +194,9 @@ class Backward {
 }  // namespace
 
 Status backward(const Problem& problem, const BackwardOperands& operands, Precision precision, bool recompute) try {
-  if (nothing_to_write(problem, operands)) return {};
-  if (precision == Precision::exact || problem.dtype == DType::f64) {
+  if (nothing_to_write(problem, operands)) {
+    clear_sums(problem, operands);
+  } else if (precision == Precision::exact || problem.dtype == DType::f64) {
     Backward<double>(problem, operands, recompute).run();
   } else {
     Backward<float>(problem, operands, recompute).run();

@@ -9,11 +9,11 @@ namespace {
 
 void clear(const Problem& problem, const ForwardOperands& operands) {
   const std::int64_t rows = operand_rows(problem.seq_q, problem.total_q, problem.mask);
-  const std::vector<double> zero(problem.head_dim_v, 0.0);
   for (std::int64_t b = 0; b < operand_batch(problem); ++b) {
     for (std::int64_t h = 0; h < problem.heads_q; ++h) {
       for (std::int64_t i = 0; i < rows; ++i) {
-        store_row(operands.out, b, i, h, problem.head_dim_v, zero.data());
+        void* row = operands.out.row(b, i, h);
+        for (std::int64_t c = 0; c < problem.head_dim_v; ++c) store_real(row, operands.out.dtype, c, 0);
         if (operands.lse) *operands.lse.row(b, h, i) = -std::numeric_limits<float>::infinity();
       }
     }
@@ -21,10 +21,11 @@ void clear(const Problem& problem, const ForwardOperands& operands) {
 }
 
 template <class Real>
-void run(const Problem& problem, const ForwardOperands& operands) {
+void run(const Problem& problem, const ForwardOperands& operands, const std::function<void()>& ready) {
   const Rounding<Real> rounded{problem.dtype};
   std::vector<Real> q(problem.head_dim), out(problem.head_dim_v), weight(most_keys(problem)), keep(most_keys(problem));
   HeadRows<Real> rows(problem);
+  ready();
   clear(problem, operands);
   for (std::int64_t b = 0; b < problem.batch; ++b) {
     const Item item = item_at(problem, b);
@@ -52,13 +53,15 @@ void run(const Problem& problem, const ForwardOperands& operands) {
 
 }  // namespace
 
-Status forward(const Problem& problem, const ForwardOperands& operands, Precision precision) try {
-  if (nothing_to_write(problem, operands)) return {};
+Status forward(const Problem& problem, const ForwardOperands& operands, Precision precision,
+               const std::function<void()>& ready) try {
   // float64 has no narrower arithmetic to compare with.
-  if (precision == Precision::exact || problem.dtype == DType::f64) {
-    run<double>(problem, operands);
+  if (nothing_to_write(problem, operands)) {
+    ready();
+  } else if (precision == Precision::exact || problem.dtype == DType::f64) {
+    run<double>(problem, operands, ready);
   } else {
-    run<float>(problem, operands);
+    run<float>(problem, operands, ready);
   }
   return {};
 } catch (const std::exception&) {  // no memory, or a vector longer than any memory

@@ -2,6 +2,8 @@
 // docs/semantics.md. Shares no arithmetic with the kernels; slow by design.
 #pragma once
 
+#include <functional>
+
 #include "core/problem.h"
 #include "core/status.h"
 
@@ -12,7 +14,10 @@ namespace onepass::oracle {
 enum class Precision : std::uint8_t { exact, storage };
 
 /// Writes out and lse (where given). Any dtype; out may be f64. Rows outside every sequence get 0 and -inf.
-Status forward(const Problem& problem, const ForwardOperands& operands, Precision precision = Precision::exact);
+/// `ready` is called once, when nothing can fail any more and nothing has been read or written yet.
+Status forward(
+    const Problem& problem, const ForwardOperands& operands, Precision precision = Precision::exact,
+    const std::function<void()>& ready = [] {});
 
 /// Writes every gradient given in `operands`. Uses the lse and out given, as a kernel does, if `recompute` is false;
 /// else its own float64 ones.

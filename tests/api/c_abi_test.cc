@@ -48,11 +48,14 @@ TEST(CAbi, WorkspaceIsAskedForAndChecked) {
   EXPECT_EQ(onepass_workspace_size(static_cast<onepass_pass_t>(9), &call.forward, &bytes), ONEPASS_INVALID_ARGUMENT);
 }
 
-TEST(CAbi, AMaximumFarAboveTheTokensNeedsNoMemory) {
+TEST(CAbi, AMaximumFarAboveTheTokensCostsNothing) {
+  // Neither memory nor time: a bias that broadcasts has a gradient that sums over all that is declared.
   for (const Pass pass : {Pass::forward, Pass::backward}) {
-    for (const DType dtype : {DType::f32, DType::f64}) {
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f64}) {
       CaseSpec spec = small_spec(pass);
       spec.dtype = dtype;
+      spec.bias = true;
+      spec.bias_broadcast = {true, true, true, true};
       spec.cu_seqlens_q = {0, 4, 9};
       spec.cu_seqlens_k = {0, 6, 13};
       spec.total_q = 9;
@@ -70,6 +73,19 @@ TEST(CAbi, AMaximumFarAboveTheTokensNeedsNoMemory) {
       EXPECT_TRUE(report.ok()) << report.text();
     }
   }
+}
+
+TEST(CAbi, StridesOfAnEmptyTensorDoNotMatter) {
+  // What frameworks write there differs; a gradient expanded from a scalar has zeros.
+  CaseSpec spec = small_spec();
+  spec.batch = 0;
+  Case c(spec);
+  AbiCall call(c);
+  for (const DLTensor* tensor : {call.forward.q, call.forward.k, call.forward.v, call.forward.out}) {
+    for (int i = 0; i < 4; ++i) mutate(tensor).strides[i] = i - 2;
+  }
+  const Status status = call.run();
+  EXPECT_TRUE(status.ok()) << status.text();
 }
 
 TEST(CAbi, OldAndNewStructSizes) {
@@ -145,6 +161,14 @@ TEST(CAbi, ManyEmptySequencesTakeNoTime) {
     backward.q = backward.k = backward.v = backward.out = backward.grad_out = &tensor;
     backward.grad_q = backward.grad_k = backward.grad_v = &tensor;
     backward.lse = &lse;
+    // Sums over rows that there are none of are 0.
+    std::int64_t one = 1, ones[4] = {1, 1, 1, 1};
+    float sink = 0, zeros[2] = {NAN, NAN}, shift = 0;
+    const DLTensor sinks{&sink, {kDLCPU, 0}, 1, {kDLFloat, 32, 1}, &one, nullptr, 0};
+    const DLTensor bias{&shift, {kDLCPU, 0}, 4, {kDLFloat, 32, 1}, ones, nullptr, 0};
+    DLTensor grad_sinks = sinks, grad_bias = bias;
+    grad_sinks.data = &zeros[0], grad_bias.data = &zeros[1];
+    if (!heads) backward.grad_sinks = &grad_sinks, backward.grad_bias = &grad_bias;
     const auto run = [&](onepass_pass_t pass, auto& args, auto call) {
       std::size_t bytes = 0;
       ASSERT_EQ(onepass_workspace_size(pass, &args, &bytes), ONEPASS_OK) << onepass_last_error();
@@ -159,9 +183,14 @@ TEST(CAbi, ManyEmptySequencesTakeNoTime) {
       if (!can_run(kernel, this_cpu()) || !takes_f32 || kernel.pass == Pass::decode) continue;
       onepass_options_t options = ONEPASS_OPTIONS_INIT;
       options.kernel = kernel.name;
+      if (!heads) options.sinks = &sinks, options.bias = &bias;
       forward.options = backward.options = &options;
+      zeros[0] = zeros[1] = NAN;
       if (kernel.pass == Pass::forward) run(ONEPASS_FORWARD, forward, onepass_forward);
-      if (kernel.pass == Pass::backward) run(ONEPASS_BACKWARD, backward, onepass_backward);
+      if (kernel.pass == Pass::backward) {
+        run(ONEPASS_BACKWARD, backward, onepass_backward);
+        EXPECT_TRUE(heads || (zeros[0] == 0 && zeros[1] == 0)) << kernel.name;
+      }
     }
   }
 }

@@ -9,7 +9,11 @@
 #include <vector>
 
 #include "core/half.h"
+#include "kit/kit.h"
 #include "onepass/onepass.h"
+#if defined(__unix__)
+#include <sys/mman.h>
+#endif
 
 namespace onepass {
 namespace {
@@ -153,6 +157,41 @@ TEST(Decode, RefusesAFullCacheAndWritesNothing) {
   d.lengths.data[1] = 41;
   EXPECT_EQ(onepass_decode(&d.args), ONEPASS_INVALID_ARGUMENT);
 }
+
+#if defined(__unix__)
+TEST(Decode, WithoutMemoryTheCachesStayAsTheyAre) {
+  // The reference kernel takes memory for all of a cache: 32 TB of address space, which nobody has to give.
+  constexpr std::int64_t kSlots = std::int64_t{1} << 38, kDim = 16;
+  const auto map = [](std::size_t bytes) {
+    return ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  };
+  constexpr std::size_t kBytes = std::size_t{kSlots} * kDim * 8;
+  void *k_memory = map(kBytes), *v_memory = map(kBytes);
+  if (k_memory == MAP_FAILED || v_memory == MAP_FAILED || kit::kSanitized) GTEST_SKIP() << "no such address space here";
+  std::int64_t slots[4] = {1, kSlots, 1, kDim}, row[4] = {1, 1, 1, kDim}, one = 1;
+  double values[3][kDim] = {{1}, {2}, {3}}, out[kDim];
+  std::int32_t length = 0;
+  const auto doubles = [](void* data, std::int64_t* shape) {
+    return DLTensor{data, {kDLCPU, 0}, 4, {kDLFloat, 64, 1}, shape, nullptr, 0};
+  };
+  const DLTensor q = doubles(values[0], row), k_new = doubles(values[1], row), v_new = doubles(values[2], row);
+  const DLTensor k = doubles(k_memory, slots), v = doubles(v_memory, slots), result = doubles(out, row);
+  const DLTensor lengths{&length, {kDLCPU, 0}, 1, {kDLInt, 32, 1}, &one, nullptr, 0};
+  onepass_decode_args_t args = ONEPASS_DECODE_ARGS_INIT;
+  args.q = &q, args.k_cache = &k, args.v_cache = &v, args.cache_seqlens = &lengths;
+  args.k_new = &k_new, args.v_new = &v_new, args.out = &result;
+  Scratch<onepass_decode_args_t> scratch;
+  scratch.give(ONEPASS_DECODE, args);
+  const onepass_status_t status = onepass_decode(&args);
+  const double first[2] = {*static_cast<double*>(k_memory), *static_cast<double*>(v_memory)};
+  ::munmap(k_memory, kBytes);
+  ::munmap(v_memory, kBytes);
+  if (status == ONEPASS_OK) GTEST_SKIP() << "this machine promises any amount of memory";
+  EXPECT_EQ(status, ONEPASS_OUT_OF_MEMORY) << onepass_last_error();
+  EXPECT_EQ(first[0], 0);
+  EXPECT_EQ(first[1], 0);
+}
+#endif
 
 TEST(Decode, RefusesCachesThatOverlap) {
   DecodeSetup d(1, 1);
