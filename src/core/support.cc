@@ -16,6 +16,26 @@ Status check_size(const char* name, std::int64_t value) {
   return {};
 }
 
+/// The numbers that plans are made of, sizes of a workspace among them, stay below 2^63 with room to spare. Operands
+/// that exist are smaller by far; planning needs none, and inputs may be broadcast.
+Status check_magnitude(const Problem& p) {
+  using Wide = unsigned __int128;
+  const auto wide = [](std::int64_t x) { return static_cast<Wide>(x); };
+  const Wide batch = wide(p.batch), heads = wide(p.heads_q), longest = wide(max_of(p.seq_q, p.seq_k));
+  // Empty items cost nothing, however many there are, but where their lengths are in memory.
+  const Wide rows = p.mask.varlen ? wide(max_of(p.total_q, p.total_k)) + batch : batch * longest;
+  const Wide row = wide(p.head_dim) + wide(p.head_dim_v) + 64;
+  constexpr Wide kMostElements = Wide{1} << 55, kMostRows = Wide{1} << 60;
+  const auto fits = [](Wide a, Wide b, Wide limit) { return a <= limit && b <= limit && a * b <= limit; };
+  if (fits(rows, heads, kMostElements) && fits(rows * heads, row, kMostElements) && fits(batch, heads, kMostRows) &&
+      fits(batch * heads, longest, kMostRows)) {
+    return {};
+  }
+  return invalid_argument("the problem is too large: %" PRId64 " items of %" PRId64 " queries and %" PRId64
+                          " keys, %" PRId64 " heads and head_dim %" PRId64 " pass 2^55 elements; split it",
+                          p.batch, p.seq_q, p.seq_k, p.heads_q, p.head_dim);
+}
+
 Layout layout_of(const Tensor& t, const Problem& p, std::int64_t rows, std::int64_t heads, std::int64_t dim) {
   return make_layout(t.data, t.dtype, dim, {p.mask.varlen ? 1 : p.batch, rows, heads},
                      {t.stride_batch, t.stride_seq, t.stride_head});
@@ -163,12 +183,15 @@ Status check_problem(const Problem& p) {
   if (!mask.varlen && (mask.cu_seqlens_q != nullptr || mask.cu_seqlens_k != nullptr)) {
     return invalid_argument("cu_seqlens need packed operands of 3 dimensions (tokens, heads, head_dim)");
   }
+  ONEPASS_RETURN_IF_ERROR(check_magnitude(p));
   const ScoreSpec& score = p.score;
-  // Scores are float32: what is infinite or 0 there would turn all of them into NaN.
+  // Scores are float32: what is infinite or 0 there would turn all of them into NaN. Beyond this scale products that
+  // float32 (and bfloat16 hardware, without denormal numbers) takes for 0 would be scores.
   constexpr double kLargest = std::numeric_limits<float>::max(), kSmallest = std::numeric_limits<float>::min();
-  if (!(std::fabs(score.scale) <= kLargest)) {
-    return invalid_argument("scale must be finite in float32, at most %g: got %g; NAN means 1/sqrt(head_dim)", kLargest,
-                            score.scale);
+  constexpr double kLargestScale = 1e30;
+  if (!(std::fabs(score.scale) <= kLargestScale)) {
+    return invalid_argument("scale must be between %g and %g: got %g; NAN means 1/sqrt(head_dim)", -kLargestScale,
+                            kLargestScale, score.scale);
   }
   if (score.softcap != 0 && !(score.softcap >= kSmallest && score.softcap <= kLargest)) {
     return invalid_argument("softcap must be 0 (none) or between %g and %g: got %g; nearest: %g", kSmallest, kLargest,

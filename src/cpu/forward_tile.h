@@ -38,7 +38,7 @@ struct Units {
   ONEPASS_INLINE explicit Units(const ScoreSpec& spec) {
     const double magnitude = spec.scale < 0 ? -spec.scale : spec.scale;
     const bool in_q = magnitude < 1e-30;
-    const double left = in_q ? 1 : min_of(magnitude, 1e38);  // to be applied after the product
+    const double left = in_q ? 1 : magnitude;  // to be applied after the product
     q_factor = in_q ? static_cast<float>(spec.scale) : spec.scale < 0 ? -1.0f : 1.0f;
     score_scale = static_cast<float>(left);
     natural = spec.modified() ? 1.0f : score_scale;

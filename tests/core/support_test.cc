@@ -147,15 +147,45 @@ TEST(Support, OutputsHaveTheirOwnBytes) {
   EXPECT_TRUE(check_operands(p, f, {}, append).ok());
 }
 
+TEST(Support, PlansStayBelowTwoToThe63) {
+  // Each of these made a workspace size wrap around.
+  const std::int64_t large = std::int64_t{1} << 59;
+  for (const bool varlen : {false, true}) {
+    Problem p = small();
+    p.mask.varlen = varlen;
+    p.batch = large;
+    expect_refused(check_problem(p), "split it");
+    p = small();
+    p.mask.varlen = varlen;
+    p.seq_q = p.total_q = large;
+    expect_refused(check_problem(p), "the problem is too large: 2 items of 576460752303423488 queries");
+    p = small();
+    p.mask.varlen = varlen;
+    p.seq_k = p.total_k = large;
+    expect_refused(check_problem(p), "split it");
+    p = small();
+    p.heads_q = p.heads_kv = large;
+    expect_refused(check_problem(p), "split it");
+  }
+  Problem p = small();  // a million sequences with nothing declared about their lengths
+  p.mask.varlen = true;
+  p.batch = 1 << 20;
+  p.total_q = p.total_k = 1 << 26;
+  p.seq_q = p.seq_k = INT32_MAX;
+  p.heads_q = p.heads_kv = 128;
+  p.head_dim = p.head_dim_v = 256;
+  EXPECT_TRUE(check_problem(p).ok()) << check_problem(p).text();
+}
+
 TEST(Support, ScoresStayInFloat32) {
   Problem p = small();
-  for (const double scale : {0.0, -1.0, 1e-300, 3.4e38, -3.4e38}) {
+  for (const double scale : {0.0, -1.0, 1e-300, 1e30, -1e30}) {
     p.score.scale = scale;
     EXPECT_TRUE(check_problem(p).ok()) << scale;
   }
-  for (const double scale : {3.5e38, -3.5e38, 1e300}) {
+  for (const double scale : {1.1e30, -3.4e38, 1e300}) {
     p.score.scale = scale;
-    expect_refused(check_problem(p), "scale must be finite in float32");
+    expect_refused(check_problem(p), "scale must be between -1e+30 and 1e+30");
   }
   p.score.scale = 1;
   for (const double softcap : {0.0, 1.2e-38, 1.0, 3.4e38}) {
