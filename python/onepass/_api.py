@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any, Literal
 
 from . import _core
@@ -171,6 +172,10 @@ def decode(q: Any, k_cache: Any, v_cache: Any, *, cache_seqlens: Any, block_tabl
     if block_table is not None:
         raise NotImplementedError("block_table: paged caches are not served; pass contiguous caches (batch, capacity, "
                                   "heads_kv, head_dim)")
+    if (k is None) != (v is None):
+        raise ValueError("k and v go together: one of them is None")
+    if not is_torch(cache_seqlens) and not isinstance(cache_seqlens, int) and isinstance(cache_seqlens, Integral):
+        cache_seqlens = int(cache_seqlens)  # NumPy's
     check_place(options.get("backend"), q)
     return _arrays(q).decode(q, k_cache, v_cache, cache_seqlens, k, v, pack(**options), return_lse)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from . import _core
 from ._pack import (BIAS, CU_SEQLENS_K, CU_SEQLENS_Q, DROPOUT_STATE, MAX_SEQLEN_K, MAX_SEQLEN_Q, SEED, SINKS, TENSORS,
-                    DROPOUT_P, Gradients, is_torch, lse_shape, on_gpu, replaced)
+                    DROPOUT_P, Gradients, is_torch, lse_shape, on_gpu, one_length, replaced)
 
 _ARRAY = np.ndarray
 
@@ -32,6 +32,12 @@ def check_operands(names: str, *arrays: Any) -> None:
         if isinstance(array, tuple) or not hasattr(array, "shape"):
             raise TypeError(f"{name} must be an array with DLPack or the buffer protocol (NumPy, torch, JAX): got "
                             f"{type_name(array)}")
+
+
+def check_options(q: Any, options: tuple[Any, ...]) -> None:
+    for at, name in TENSORS.items():
+        if options[at] is not None and type(options[at]) is not _ARRAY:
+            check_operands(f"q {name}", q, options[at])
 
 
 def type_name(array: Any) -> str:
@@ -109,9 +115,7 @@ def complete(options: tuple[Any, ...]) -> tuple[Any, ...]:
 def attention(q: Any, k: Any, v: Any, options: tuple[Any, ...], return_lse: bool) -> Any:
     if type(q) is not _ARRAY or type(k) is not _ARRAY or type(v) is not _ARRAY:
         check_operands("q k v", q, k, v)
-    for at in TENSORS:
-        if options[at] is not None and is_torch(options[at]):
-            raise TypeError("an option is a torch tensor, but q is not: pass all of one framework")
+    check_options(q, options)
     if options[CU_SEQLENS_Q] is not None or options[CU_SEQLENS_K] is not None or options[DROPOUT_P]:
         options = complete(options)
     xp = memory(q)
@@ -125,6 +129,7 @@ def attention(q: Any, k: Any, v: Any, options: tuple[Any, ...], return_lse: bool
 def attention_backward(grad_out: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, grad_lse: Any,
                        options: tuple[Any, ...]) -> Gradients:
     check_operands("q k v out lse grad_out", q, k, v, out, lse, grad_out)
+    check_options(q, options)
     if options[DROPOUT_P] and options[SEED] is None and options[DROPOUT_STATE] is None:
         raise ValueError("dropout_seed: the backward needs the seed that the forward had; pass it to both")
     options = complete(options)
@@ -138,13 +143,14 @@ def attention_backward(grad_out: Any, q: Any, k: Any, v: Any, out: Any, lse: Any
 def decode(q: Any, k_cache: Any, v_cache: Any, cache_seqlens: Any, k: Any, v: Any, options: tuple[Any, ...],
            return_lse: bool) -> Any:
     check_operands("q k_cache v_cache", q, k_cache, v_cache)
-    if k is not None or v is not None:
+    check_options(q, options)
+    if k is not None:
         check_operands("q k v", q, k, v)
         for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
             if type_name(cache).startswith("jax"):  # immutable, but not every version exports it as that
                 raise ValueError(f"{name} is written in place and this array is read-only; pass a writable copy")
-    if isinstance(cache_seqlens, (int, np.integer)):
-        cache_seqlens = memory(q).full(q.shape[:1], cache_seqlens, np.int32)
+    if isinstance(cache_seqlens, int):
+        cache_seqlens = memory(q).full(q.shape[:1], one_length(cache_seqlens), np.int32)
     xp = memory(q)
     out = xp.empty(q.shape[:-1] + v_cache.shape[-1:], dtype_of(q))
     shape = lse_shape(q.shape) if return_lse else None

@@ -11,7 +11,9 @@ from . import _core
 CU_SEQLENS_Q, CU_SEQLENS_K, MAX_SEQLEN_Q, MAX_SEQLEN_K = 4, 5, 6, 7
 ALIBI_SLOPES, BIAS, SINKS, DROPOUT_P, SEED, DROPOUT_STATE, DETERMINISTIC = 14, 15, 16, 17, 18, 20, 21
 LENGTHS = (8, 9, 10, 11)
-TENSORS = (4, 5, 8, 9, 10, 11, 14, 15, 16, 20)
+SCALE, SOFTCAP = 12, 13
+TENSORS = {4: "cu_seqlens_q", 5: "cu_seqlens_k", 8: "q_length", 9: "k_start", 10: "k_length", 11: "q_position",
+           14: "alibi_slopes", 15: "bias", 16: "sinks", 20: "dropout_state"}
 
 _ALIGN = {"bottom-right": False, "top-left": True}
 
@@ -77,7 +79,7 @@ def pack(
 ) -> tuple[Any, ...]:
     if backend is not None:
         check_backend(backend)
-    top_left = _ALIGN.get(align)
+    top_left = _ALIGN.get(align) if isinstance(align, str) else None
     if top_left is None:
         raise ValueError(f"align must be 'bottom-right' or 'top-left': got {align!r}")
     try:
@@ -96,6 +98,13 @@ def replaced(options: tuple[Any, ...], changes: dict[int, Any]) -> tuple[Any, ..
     for position, value in changes.items():
         entries[position] = value
     return tuple(entries)
+
+
+def one_length(length: int) -> int:
+    """A number in the place of an array of lengths."""
+    if length > 2**31 - 1:
+        raise ValueError(f"cache_seqlens: lengths are int32, at most {2**31 - 1}: got {length}")
+    return length
 
 
 def is_torch(array: Any) -> bool:

@@ -10,11 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from . import _core, _torch_func
 from . import torch_ops as ops
 from ._pack import (ALIBI_SLOPES, BIAS, CU_SEQLENS_K, CU_SEQLENS_Q, DETERMINISTIC, DROPOUT_P, DROPOUT_STATE,
-                    MAX_SEQLEN_K, MAX_SEQLEN_Q, SEED, SINKS, TENSORS, Gradients, replaced)
+                    MAX_SEQLEN_K, MAX_SEQLEN_Q, SCALE, SEED, SINKS, SOFTCAP, TENSORS, Gradients, one_length, replaced)
 from .torch_ops import contiguous_rows, new_gradients, new_outputs, where
 
 Tensor = torch.Tensor
@@ -22,6 +23,14 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _functorch_level = torch._C._functorch.maybe_current_level
 _any_autocast = torch._C._is_any_autocast_enabled
+_unpack_dual: Any = forward_ad.unpack_dual
+_NO_GRADIENT = {ALIBI_SLOPES: "alibi_slopes", SCALE: "scale", SOFTCAP: "softcap", DROPOUT_P: "dropout_p"}
+
+
+def differentiated(x: Tensor) -> bool:
+    """True where somebody waits for the derivative by x, in reverse or in forward mode."""
+    return (x.requires_grad and torch.is_grad_enabled()) or (
+        forward_ad._current_level >= 0 and _unpack_dual(x).tangent is not None)
 
 
 def eager(*tensors: Tensor) -> bool:
@@ -46,13 +55,16 @@ def check_operands(names: str, *tensors: Any) -> None:
 def complete(q: Tensor, k: Tensor, options: tuple[Any, ...]) -> tuple[Any, ...]:
     """Options with what the caller left out and what follows torch's settings."""
     changes: dict[int, Any] = {}
-    for at in TENSORS:
+    for at, name in TENSORS.items():
         x = options[at]
         if x is not None and not isinstance(x, Tensor):
-            raise TypeError(f"an option is {type(x).__module__.split('.')[0]}.{type(x).__name__}, but q is a torch "
+            raise TypeError(f"{name} is {type(x).__module__.split('.')[0]}.{type(x).__name__}, but q is a torch "
                             "tensor: pass all of one framework")
-    if options[ALIBI_SLOPES] is not None and options[ALIBI_SLOPES].requires_grad and torch.is_grad_enabled():
-        raise NotImplementedError("alibi_slopes: gradients are for q, k, v, bias and sinks; pass alibi_slopes.detach()")
+    for at, name in _NO_GRADIENT.items():
+        x = options[at]
+        if isinstance(x, Tensor) and differentiated(x):
+            raise NotImplementedError(f"{name}: gradients are for q, k, v, bias and sinks; pass {name}.detach(), or "
+                                      "multiply q by what is learned")
     for lengths, longest, tokens in ((CU_SEQLENS_Q, MAX_SEQLEN_Q, q), (CU_SEQLENS_K, MAX_SEQLEN_K, k)):
         x = options[lengths]
         if x is not None and options[longest] is None:
@@ -66,12 +78,12 @@ def complete(q: Tensor, k: Tensor, options: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """float32 and half tensors in autocast's type, where it is on; float64 stays."""
+    """float32 and half tensors in autocast's type, where it is on; float64 stays, and what is no float."""
     device = tensors[0].device.type
     if device == "meta" or not torch.is_autocast_enabled(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)
-    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
+    return tuple(x if x.dtype == torch.float64 or not x.is_floating_point() else x.to(dtype) for x in tensors)
 
 
 class _Attention(torch.autograd.Function):
@@ -96,6 +108,8 @@ class _Attention(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph=True: the graph ends here, with an error that says so
             return (*_Gradients.apply(grad_out, grad_lse, q, k, v, out, lse, options, wanted), None)
         return (*_gradients(grad_out, grad_lse, q, k, v, out, lse, options, wanted), None)
+
+    jvp = staticmethod(_torch_func.Forward.jvp)
 
 
 class _Gradients(torch.autograd.Function):
@@ -131,9 +145,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, options: tuple[Any, ...], return_
         out, lse = (_torch_func.Forward.apply if transformed else torch.ops.onepass.forward)(q, k, v, *options)
     else:
         bias, sinks = options[BIAS], options[SINKS]
-        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or
-                                        (bias is not None and bias.requires_grad) or
-                                        (sinks is not None and sinks.requires_grad)):
+        if forward_ad._current_level >= 0 or torch.is_grad_enabled() and (
+                q.requires_grad or k.requires_grad or v.requires_grad or
+                (bias is not None and bias.requires_grad) or (sinks is not None and sinks.requires_grad)):
             out, lse = _Attention.apply(q, k, v, bias, sinks, options)
         else:
             out, lse = new_outputs(q, v, return_lse)
@@ -157,11 +171,11 @@ def attention_backward(grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: T
 def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Any, k: Any, v: Any, options: tuple[Any, ...],
            return_lse: bool) -> Any:
     check_operands("q k_cache v_cache k v", q, k_cache, v_cache, k, v)
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k_cache, v_cache, k, v)):
-        raise NotImplementedError("decode has no gradient: call it under torch.no_grad(), or use attention")
     options = complete(q, k_cache, options)
+    if any(x is not None and differentiated(x) for x in (q, k_cache, v_cache, k, v, options[BIAS], options[SINKS])):
+        raise NotImplementedError("decode has no gradient: call it under torch.no_grad(), or use attention")
     if isinstance(cache_seqlens, int):
-        cache_seqlens = q.new_full(q.shape[:1], cache_seqlens, dtype=torch.int32)
+        cache_seqlens = q.new_full(q.shape[:1], one_length(cache_seqlens), dtype=torch.int32)
     if eager(q, k_cache, v_cache):
         out, lse = new_outputs(q, v_cache, return_lse)
         _core.decode(options, where(q), q, k_cache, v_cache, cache_seqlens, k, v, out, lse)

@@ -32,12 +32,13 @@ def _fold_options(info: Any, options: tuple[Any, ...], dims: tuple[Any, ...], ba
     size = info.batch_size
     if options[CU_SEQLENS_Q] is not None or options[CU_SEQLENS_K] is not None:
         raise NotImplementedError("vmap of packed sequences: vmap over a padded batch, or pack them all into one call")
-    for at, name in ((SINKS, "sinks"), (DROPOUT_STATE, "dropout_state")):
-        if dims[at] is not None:
-            raise NotImplementedError(f"vmap over {name}: it is one for the whole batch; loop over it")
+    if dims[SINKS] is not None:
+        raise NotImplementedError("vmap over sinks: they are one for the whole batch; loop over them")
     if options[DROPOUT_P] and info.randomness == "same":
         raise NotImplementedError("vmap with dropout: every sample has a mask of its own; pass randomness='different'")
     changes: dict[int, Any] = {at: _fold(options[at], dims[at], size) for at in LENGTHS}
+    if dims[DROPOUT_STATE] is not None:  # drawn for each sample; one does for all, whose places in the batch differ
+        changes[DROPOUT_STATE] = options[DROPOUT_STATE].select(dims[DROPOUT_STATE], 0)
     slopes = options[ALIBI_SLOPES]
     if slopes is not None and (dims[ALIBI_SLOPES] is not None or slopes.dim() == 2):
         slopes = slopes.expand(size, *slopes.shape) if dims[ALIBI_SLOPES] is None else slopes.movedim(

@@ -15,6 +15,7 @@ from transformers import masking_utils
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from . import _api, _hf_masks
+from .torch_ops import contiguous_rows
 
 Tensor = torch.Tensor
 
@@ -69,10 +70,15 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
     elif _hf_masks.is_interval(attention_mask):
         options.update(_hf_masks.options(attention_mask, query.shape[0]))
     else:
+        if attention_mask.dim() != 4:
+            raise ValueError("onepass: an attention_mask must be (batch, 1 or heads, seq_q, seq_k): got "
+                             f"{tuple(attention_mask.shape)}")
         mask = attention_mask[..., :seq_k]
         if mask.dtype == torch.bool:
             mask = _hf_masks.additive(mask)
         options["bias"] = mask if position_bias is None else position_bias + mask
-    out = _api.attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), scale=scaling,
-                         softcap=softcap or 0.0, sinks=s_aux, dropout_p=dropout, **options)
+    if options["bias"] is not None:
+        options["bias"] = contiguous_rows(options["bias"])
+    q, k, v = (contiguous_rows(x.transpose(1, 2)) for x in (query, key, value))
+    out = _api.attention(q, k, v, scale=scaling, softcap=softcap or 0.0, sinks=s_aux, dropout_p=dropout, **options)
     return out, None

@@ -39,6 +39,9 @@ def where(x: Tensor) -> Any:
 
 def new_outputs(q: Tensor, v: Tensor, with_lse: bool = True) -> tuple[Any, Any]:
     """Memory for out and lse. Of the wrong size where the operands are: the library refuses them then."""
+    for name, x in (("q", q), ("v", v)):
+        if x.layout is not torch.strided or x.is_nested:
+            raise TypeError(f"{name} must be a dense tensor: got {'a nested one' if x.is_nested else x.layout}")
     if q.dim() == v.dim() > 0 and q.size(-1) == v.size(-1):
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
     else:
@@ -53,7 +56,7 @@ def new_gradients(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tens
 
 
 def contiguous_rows(x: Tensor) -> Tensor:
-    """x with a contiguous last dimension, as the library asks of gradients that autograd hands out expanded."""
+    """x with a contiguous last dimension, as the library asks; autograd hands gradients out expanded."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 

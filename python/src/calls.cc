@@ -1,5 +1,7 @@
 #include "calls.h"
 
+#include <unistd.h>
+
 #include <cstdlib>
 #include <string>
 #include <type_traits>
@@ -9,17 +11,19 @@
 namespace onepass::python {
 namespace {
 
-/// The interpreter's lock is not held while this lives.
-class Unlocked {
- public:
-  Unlocked() : state_(PyEval_SaveThread()) {}
-  ~Unlocked() { PyEval_RestoreThread(state_); }
-  Unlocked(const Unlocked&) = delete;
-  Unlocked& operator=(const Unlocked&) = delete;
-
- private:
-  PyThreadState* state_;
-};
+/// Runs `body` without the interpreter's lock. A daemon thread that comes back when the interpreter is gone is ended by
+/// it, before CPython 3.14 by pthread_exit, whose unwinding would run destructors that need the lock: it waits here for
+/// the end of the process instead.
+template <class Body>
+void unlocked(Body&& body) {
+  PyThreadState* state = PyEval_SaveThread();
+  body();
+  try {
+    PyEval_RestoreThread(state);
+  } catch (...) {
+    for (;;) ::pause();
+  }
+}
 
 PyObject* raise(onepass_status_t status) {
   const char* text = onepass_last_error();
@@ -110,21 +114,19 @@ class Call {
 
   /// The workspace lives for this call.
   PyObject* run() {
-    onepass_status_t status;
+    onepass_status_t status = ONEPASS_OK;
     if (options_.allocate() != nullptr) return run_on_device();
-    {
-      const Unlocked unlocked;
+    unlocked([&] {
       std::size_t bytes = 0;
       status = onepass_workspace_size(signature_.pass, &args_, &bytes);
-      if (status == ONEPASS_OK) {
-        constexpr std::size_t kAlign = 64;
-        void* workspace = bytes > 0 ? std::aligned_alloc(kAlign, (bytes + kAlign - 1) / kAlign * kAlign) : nullptr;
-        args_.workspace = workspace;
-        args_.workspace_size = workspace != nullptr ? bytes : 0;
-        status = bytes > 0 && workspace == nullptr ? ONEPASS_OUT_OF_MEMORY : signature_.run(&args_);
-        std::free(workspace);
-      }
-    }
+      if (status != ONEPASS_OK) return;
+      constexpr std::size_t kAlign = 64;
+      void* workspace = bytes > 0 ? std::aligned_alloc(kAlign, (bytes + kAlign - 1) / kAlign * kAlign) : nullptr;
+      args_.workspace = workspace;
+      args_.workspace_size = workspace != nullptr ? bytes : 0;
+      status = bytes > 0 && workspace == nullptr ? ONEPASS_OUT_OF_MEMORY : signature_.run(&args_);
+      std::free(workspace);
+    });
     if (status != ONEPASS_OK) return raise(status);
     Py_INCREF(Py_None);
     return Py_None;
@@ -153,10 +155,7 @@ class Call {
       if (PyErr_Occurred() != nullptr) return nullptr;
       args_.workspace_size = bytes;
     }
-    if (status == ONEPASS_OK) {
-      const Unlocked unlocked;
-      status = signature_.run(&args_);
-    }
+    if (status == ONEPASS_OK) unlocked([&] { status = signature_.run(&args_); });
     if (status != ONEPASS_OK) return raise(status);
     Py_INCREF(Py_None);
     return Py_None;
@@ -222,11 +221,8 @@ PyObject* merge(PyObject*, PyObject* const* args, Py_ssize_t count) {
   }
   PyObject* allocate = nullptr;  // a merge needs no workspace
   if (!read_where(args[6], &m.threads, &m.stream, &allocate)) return nullptr;
-  onepass_status_t status;
-  {
-    const Unlocked unlocked;
-    status = onepass_merge(&m);
-  }
+  onepass_status_t status = ONEPASS_OK;
+  unlocked([&] { status = onepass_merge(&m); });
   if (status != ONEPASS_OK) return raise(status);
   Py_INCREF(Py_None);
   return Py_None;

@@ -1,6 +1,7 @@
 #include "operand.h"
 
 #include <cstring>
+#include <string>
 #include <string_view>
 
 #include "dlpack_exchange.h"
@@ -14,6 +15,7 @@ struct TypeEntry {
   PyTypeObject* type;
   Protocol protocol;
   const ExchangeApi* api;
+  bool negates;  // lazily, as torch: memory may hold the opposite of the values
 };
 
 /// How each type seen so far is read; guarded by the interpreter's lock. It holds its types, so that an address is
@@ -37,7 +39,7 @@ TypeEntry entry_of(PyObject* object) {
     if (g_types[i].type == type) return g_types[i];
   }
   auto* as_object = reinterpret_cast<PyObject*>(type);
-  TypeEntry entry{type, Protocol::buffer, exchange_api(type)};
+  TypeEntry entry{type, Protocol::buffer, exchange_api(type), PyObject_HasAttrString(as_object, "is_neg") != 0};
   if (entry.api != nullptr) {
     entry.protocol = Protocol::exchange;
   } else if (PyObject_HasAttrString(as_object, "__array_interface__") == 0 &&
@@ -101,6 +103,27 @@ bool not_an_array(PyObject* object, const char* name) {
   return false;
 }
 
+/// NumPy's arrays of types that it does not hand out: dates, float8 and so on.
+bool not_exported(PyObject* object, const char* name) {
+  PyErr_Clear();
+  Ref dtype(PyObject_GetAttrString(object, "dtype"));
+  if (!dtype) return not_an_array(object, name);
+  PyErr_Format(PyExc_TypeError, "%s: its dtype (%S) is not served; supported: %s", name, dtype.get(), kChoices);
+  return false;
+}
+
+/// What the exporter said, in one line: sparse, quantized, traced and so on.
+bool not_described(const char* name) {
+  PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
+  PyErr_Fetch(&type, &value, &trace);
+  Ref keep_type(type), keep_value(value), keep_trace(trace), text(value != nullptr ? PyObject_Str(value) : nullptr);
+  const char* said = text ? PyUnicode_AsUTF8AndSize(text.get(), nullptr) : nullptr;
+  PyErr_Clear();
+  const std::string line = said != nullptr ? std::string(said, std::strcspn(said, "\n")) : "no reason given";
+  PyErr_Format(PyExc_TypeError, "%s cannot be read through DLPack: %s", name, line.c_str());
+  return false;
+}
+
 bool read_only(const char* name) {
   PyErr_Clear();
   PyErr_Format(PyExc_ValueError, "%s is written in place and this array is read-only; pass a writable copy", name);
@@ -140,7 +163,7 @@ bool Operand::read_buffer(PyObject* object, const char* name, Access access) {
     PyErr_Clear();
     bfloat16 = is_bfloat16(object);  // NumPy exports no type that it does not define itself
     if (bfloat16) owner_.reset(PyObject_CallMethod(object, "view", "s", "uint16"));
-    if (!owner_ || PyObject_GetBuffer(owner_.get(), &view_, kFlags) != 0) return not_an_array(object, name);
+    if (!owner_ || PyObject_GetBuffer(owner_.get(), &view_, kFlags) != 0) return not_exported(object, name);
   }
   has_view_ = true;
   if (access == Access::write && view_.readonly != 0) return read_only(name);
@@ -202,6 +225,21 @@ bool Operand::read_capsule(PyObject* object, const char* name, Access access) {
   return false;
 }
 
+bool Operand::resolve_negation(PyObject** object, const char* name, Access access) {
+  static PyObject* const is_neg = PyUnicode_InternFromString("is_neg");
+  Ref negated(PyObject_CallMethodObjArgs(*object, is_neg, nullptr));
+  if (!negated) return false;
+  if (negated.get() != Py_True) return true;
+  if (access == Access::write) {
+    PyErr_Format(PyExc_ValueError, "%s is written in place and this tensor is a negated view; pass resolve_neg()",
+                 name);
+    return false;
+  }
+  owner_.reset(PyObject_CallMethod(*object, "resolve_neg", nullptr));
+  *object = owner_.get();
+  return static_cast<bool>(owner_);
+}
+
 bool Operand::read_plan(PyObject* tuple, const char* name) {
   PyObject* sizes = PyTuple_Size(tuple) == 2 ? PyTuple_GetItem(tuple, 0) : nullptr;
   const char* type = sizes != nullptr && PyTuple_Check(sizes) != 0 && PyUnicode_Check(PyTuple_GetItem(tuple, 1)) != 0
@@ -233,8 +271,9 @@ bool Operand::read(PyObject* object, const char* name, Access access) {
   const TypeEntry entry = entry_of(object);
   if (entry.protocol == Protocol::buffer) return read_buffer(object, name, access);
   if (entry.protocol == Protocol::capsule) return read_capsule(object, name, access);
+  if (entry.negates && !resolve_negation(&object, name, access)) return false;
   DLTensor tensor = {};
-  return entry.api->describe(object, &tensor) == 0 && keep(tensor, name);
+  return (entry.api->describe(object, &tensor) == 0 || not_described(name)) && keep(tensor, name);
 }
 
 }  // namespace onepass::python

@@ -29,6 +29,7 @@ class Operand {
   bool read_buffer(PyObject* object, const char* name, Access access);
   bool read_capsule(PyObject* object, const char* name, Access access);
   bool read_plan(PyObject* tuple, const char* name);
+  bool resolve_negation(PyObject** object, const char* name, Access access);
   bool keep(const DLTensor& tensor, const char* name);
 
   bool present_ = false;
@@ -36,7 +37,7 @@ class Operand {
   DLTensor tensor_ = {};
   std::int64_t shape_[kMaxRank], strides_[kMaxRank];
   Py_buffer view_;
-  Ref owner_;  // a capsule, or the view of the bits of a bfloat16 array
+  Ref owner_;  // a capsule, the view of the bits of a bfloat16 array, a copy of a negated view
 };
 
 }  // namespace onepass::python

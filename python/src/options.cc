@@ -1,5 +1,7 @@
 #include "options.h"
 
+#include <cstring>
+
 namespace onepass::python {
 namespace {
 
@@ -58,8 +60,11 @@ class Reader {
   void text(const char** out) {
     PyObject* value = next();
     if (value == nullptr || value == Py_None) return;
-    *out = PyUnicode_Check(value) != 0 ? PyUnicode_AsUTF8AndSize(value, nullptr) : nullptr;
-    if (*out == nullptr) fail(value, "a string");
+    Py_ssize_t size = 0;
+    *out = PyUnicode_Check(value) != 0 ? PyUnicode_AsUTF8AndSize(value, &size) : nullptr;
+    if (*out == nullptr || std::strlen(*out) != static_cast<std::size_t>(size)) {
+      fail(value, "a string without null characters");
+    }
   }
 
  private:

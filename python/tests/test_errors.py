@@ -33,12 +33,14 @@ Q = zeros(1, 4, 2, 8)
     ({"k": ((1, 4, 2, 8), "f32")}, TypeError, "k must be an array"),
     ({"v": None}, TypeError, "v must be an array"),
     ({"q": zeros(1, 4, 2, 8).view([("x", np.float32)])}, TypeError, "q: its dtype"),
+    ({"q": np.zeros((1, 4, 2, 8), "M8[s]")}, TypeError, r"q: its dtype \(datetime64\[s\]\) is not served"),
+    ({"align": ["left"]}, ValueError, "align must be 'bottom-right' or 'top-left': got .'left'"),
     ({"align": "left"}, ValueError, "align must be 'bottom-right' or 'top-left': got 'left'"),
     ({"window": 3}, ValueError, r"window must be \(left, right\)"),
     ({"window": (-2, 0)}, ValueError, "a window bound must be -1"),
     ({"window": (1.5, 0)}, TypeError, "window_left must be an integer: got 1.5"),
     ({"window": (2**70, 0)}, ValueError, "window_left is out of range"),
-    ({"scale": float("inf")}, ValueError, "scale must be finite"),
+    ({"scale": float("inf")}, ValueError, "scale must be between"),
     ({"scale": "1"}, TypeError, "scale must be a number: got '1'"),
     ({"softcap": -1.0}, ValueError, "softcap must be 0"),
     ({"dropout_p": 1.5}, ValueError, "dropout_p must be between 0 and 1"),
@@ -54,6 +56,7 @@ Q = zeros(1, 4, 2, 8)
     ({"cu_seqlens_q": np.zeros(2, np.int32)}, ValueError, "3 dimensions"),
     ({"kernel": "fast"}, ValueError, "there is none named 'fast'"),
     ({"kernel": 3}, TypeError, "kernel must be a string"),
+    ({"kernel": "fwd_cpu_portable\0x"}, TypeError, "kernel must be a string without null characters"),
     ({"backend": "cuda"}, (NotImplementedError, ValueError), "backend='cuda'"),  # no kernels, or arrays on the host
     ({"backend": "tpu"}, ValueError, "backend must be"),
     ({"q": zeros(1, 4, 2, 2000), "k": zeros(1, 4, 2, 2000)}, NotImplementedError, "the largest is 1024"),
@@ -67,6 +70,11 @@ def test_refused(change, error, text):
 def test_other_functions_refuse():
     with pytest.raises(NotImplementedError, match="block_table: paged caches are not served"):
         onepass.decode(Q, Q, Q, cache_seqlens=1, block_table=np.zeros((1, 1), np.int32))
+    with pytest.raises(ValueError, match="k and v go together"):
+        onepass.decode(Q, Q.copy(), Q.copy(), cache_seqlens=1, v=Q[:, :1])
+    with pytest.raises(ValueError, match="at most 2147483647: got 1099511627776"):
+        onepass.decode(Q, Q, Q, cache_seqlens=2**40)
+    assert onepass.decode(Q, Q, Q, cache_seqlens=np.int64(3)).shape == Q.shape
     with pytest.raises(ValueError, match="dropout_seed: the backward needs the seed"):
         onepass.attention_backward(Q, Q, Q, Q, Q, zeros(1, 2, 4), dropout_p=0.5)
     with pytest.raises(ValueError, match="lse must have shape"):

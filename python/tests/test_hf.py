@@ -118,6 +118,17 @@ def test_encoder_with_padding():
         near(got.last_hidden_state[mask.bool()], want.last_hidden_state[mask.bool()], factor=4)
 
 
+def test_relative_position_bias():
+    """T5's bias is a permuted view."""
+    config = transformers.T5Config(d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=64)
+    torch.manual_seed(0)
+    model = transformers.T5Model(config).eval()
+    ids, targets = torch.randint(3, 64, (3, 12)), torch.randint(3, 64, (3, 5))
+    for padding in (LEFT, RIGHT, HOLES):
+        eager, ours = both(model, input_ids=ids, attention_mask=torch.tensor(padding), decoder_input_ids=targets)
+        assert torch.allclose(ours.last_hidden_state, eager.last_hidden_state, atol=2e-5)
+
+
 def test_compiled_forward_has_no_graph_break():
     model = model_of("llama", "onepass")
     ids = torch.randint(3, 64, (2, 9))
@@ -163,5 +174,7 @@ def test_refusals():
             onepass.hf.attention_forward(module, q, q, q, None, **{argument: value})
     with pytest.raises(ValueError, match="causal attention of 4 queries over 2 keys without a mask"):
         onepass.hf.attention_forward(module, q, q[:, :, :2], q[:, :, :2], None)
+    with pytest.raises(ValueError, match=r"must be \(batch, 1 or heads, seq_q, seq_k\): got \(4, 4\)"):
+        onepass.hf.attention_forward(module, q, q, q, torch.ones(4, 4, dtype=torch.bool))
     module.is_causal = False
     assert onepass.hf.attention_forward(module, q, q[:, :, :2], q[:, :, :2], None)[0].shape == (1, 4, 2, 8)

@@ -25,6 +25,9 @@ def test_traced_calls_and_written_caches_are_refused(rng):
     q = jnp.asarray(rng.standard_normal((1, 4, 2, 8)), "float32")
     with pytest.raises(NotImplementedError, match="traced by JAX.*jax.pure_callback"):
         jax.jit(lambda x: onepass.attention(x, x, x))(q)
+    for option, shape, dtype in (("sinks", (2,), "float32"), ("k_length", (1,), "int32")):
+        with pytest.raises(NotImplementedError, match=f"{option} is traced by JAX"):
+            jax.jit(lambda x: onepass.attention(q, q, q, **{option: x}))(jnp.ones(shape, dtype))
     with pytest.raises(ValueError, match="k_cache is written in place and this array is read-only"):
         onepass.decode(q, q, q, cache_seqlens=0, k=q[:, :1], v=q[:, :1])
     onepass.decode(q, q, q, cache_seqlens=4)

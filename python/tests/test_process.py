@@ -76,6 +76,29 @@ def test_usable_after_fork():
     subprocess.run([sys.executable, "-c", FORK], check=True, timeout=120)
 
 
+EXIT = """
+import threading, time
+import numpy as np
+import onepass
+
+x = np.ones((1, 1024, 8, 64), np.float32)
+
+def work():
+    while True:
+        onepass.attention(x, x, x)
+
+for _ in range(3):
+    threading.Thread(target=work, daemon=True).start()
+time.sleep(0.2)
+"""
+
+
+def test_exit_while_daemon_threads_compute():
+    """They come back to an interpreter that is gone: by chance, so several times."""
+    running = [subprocess.Popen([sys.executable, "-c", EXIT]) for _ in range(6)]
+    assert [p.wait(timeout=120) for p in running] == [0] * 6
+
+
 def resident_kib():
     with open("/proc/self/statm") as f:
         return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024

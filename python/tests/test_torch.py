@@ -189,20 +189,55 @@ def test_saved_tensors_know_when_they_are_overwritten(rng):
         out.sum().backward()
 
 
+def test_negated_views(rng):
+    """torch negates lazily: the memory of such a view holds the opposite of its values."""
+    q, k, v = operands(rng, 1, 4, 5, 2, 2, 8, 8, grad=True)
+    sinks = torch.tensor([1.0, -2.0])
+    want, want_lse = onepass.attention(-q, -k, -v, sinks=-sinks, return_lse=True)
+    out, lse = onepass.attention(*map(torch._neg_view, (q, k, v)), sinks=torch._neg_view(sinks), return_lse=True)
+    assert torch.equal(out, want) and torch.equal(lse, want_lse)
+    grads = torch.autograd.grad(out, (q, k, v), torch._neg_view(torch.ones_like(out)))
+    for g, h in zip(grads, torch.autograd.grad(want, (q, k, v), -torch.ones_like(out))):
+        assert torch.equal(g, h)
+    with pytest.raises(ValueError, match="k_cache is written in place and this tensor is a negated view"):
+        with torch.no_grad():
+            onepass.decode(q, torch._neg_view(k), v.clone(), cache_seqlens=0, k=k[:, :1], v=v[:, :1])
+
+
+def test_empty_tensors_have_gradients():
+    """Whatever strides autograd gives the expanded gradient of a sum over nothing."""
+    for sizes in ((0, 3, 4, 2), (1, 0, 4, 2), (1, 3, 0, 2), (1, 3, 4, 0)):
+        batch, seq_q, seq_k, heads = sizes
+        q, k, v = (torch.randn(batch, seq, heads, 8, requires_grad=True) for seq in (seq_q, seq_k, seq_k))
+        onepass.attention(q, k, v).sum().backward()
+        assert all(x.grad.shape == x.shape and not x.grad.any() for x in (q, k, v))
+
+
 def test_refusals(rng):
     q, k, v = operands(rng, 1, 4, 4, 2, 2, 8, 8)
     with pytest.raises(TypeError, match="k is numpy.ndarray, but q is a torch tensor"):
         onepass.attention(q, k.numpy(), v)
     with pytest.raises(TypeError, match="k is a torch tensor, but q is numpy.ndarray"):
         onepass.attention(q.numpy(), k, v.numpy())
-    with pytest.raises(TypeError, match="an option is numpy.ndarray"):
+    with pytest.raises(TypeError, match="k_length is numpy.ndarray, but q is a torch"):
         onepass.attention(q, k, v, k_length=np.array([4], np.int32))
-    with pytest.raises(TypeError, match="an option is a torch tensor, but q is not"):
+    with pytest.raises(TypeError, match="bias is a torch tensor, but q is numpy.ndarray"):
         onepass.attention(q.numpy(), k.numpy(), v.numpy(), bias=torch.zeros(4, 4, requires_grad=True))
     with pytest.raises(ValueError, match="k is on meta, but q is on cpu"):
         onepass.attention(q, k.to("meta"), v)
-    with pytest.raises(NotImplementedError, match="pass alibi_slopes.detach"):
-        onepass.attention(q, k, v, alibi_slopes=torch.ones(2, requires_grad=True))
+    for name in ("alibi_slopes", "scale", "softcap"):  # never a gradient that is lost without a word
+        value = torch.ones(2 if name == "alibi_slopes" else (), requires_grad=True)
+        with pytest.raises(NotImplementedError, match=f"pass {name}.detach"):
+            onepass.attention(q, k, v, **{name: value})
+        onepass.attention(q, k, v, **{name: value.detach()})
+    for name, shape in (("bias", (4, 4)), ("sinks", (2,))):
+        with pytest.raises(NotImplementedError, match="decode has no gradient"):
+            onepass.decode(q, k, v, cache_seqlens=4, **{name: torch.zeros(shape, requires_grad=True)})
+    for other in (q.to_sparse(), q.to_mkldnn()):
+        with pytest.raises(TypeError, match="q must be a dense tensor: got torch"):
+            onepass.attention(other, k, v)
+    with pytest.raises(TypeError, match="k cannot be read through DLPack"):
+        onepass.attention(q, k.to_sparse(), v)
     with pytest.raises(TypeError, match="bias: its dtype"):
         onepass.attention(q, k, v, bias=torch.ones(4, 4, dtype=torch.bool))
     with pytest.raises(ValueError, match="the last dimension must be contiguous"):

@@ -150,6 +150,8 @@ def test_autocast(rng):
     assert torch.autograd.grad(out.sum(), q)[0].dtype == torch.float32
     with torch.autocast("cpu", torch.bfloat16):
         assert onepass.attention(*(x.double() for x in (q, k, v))).dtype == torch.float64
+        with pytest.raises(ValueError, match="q must be float32.*got an integer"):
+            onepass.attention(q.long(), k, v)
     assert onepass.attention(q, k, v).dtype == torch.float32
 
 
@@ -209,6 +211,32 @@ def test_jacobian_and_refusals_of_vmap(rng):
     with pytest.raises(NotImplementedError, match="vmap with dropout"):
         torch.vmap(lambda q: onepass.attention(q, k.float(), v.float(), dropout_p=0.5, dropout_seed=1),
                    randomness="same")(batched)
+
+
+def test_vmap_with_dropout(rng):
+    q, k, v = (x.detach() for x in operands(rng, 2, 3, 3, 1, 1, 4, 4))
+    v = torch.ones_like(v)
+
+    def loss(q):
+        return onepass.attention(q, k, v, dropout_p=0.5).sum()
+
+    batched = q[None].expand(64, *q.shape)
+    torch.manual_seed(1)
+    out = torch.vmap(lambda q: onepass.attention(q, k, v, dropout_p=0.5), randomness="different")(batched)
+    assert out.unique(dim=0).shape[0] > 60 and 0.8 < out.mean() < 1.2  # a mask each, of the right mean
+    assert torch.vmap(torch.func.grad(loss), randomness="different")(batched).shape == batched.shape
+
+
+def test_forward_mode_is_refused(rng):
+    q, k, v = operands(rng, 1, 3, 3, 1, 1, 4, 4)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(q, torch.ones_like(q))
+        assert onepass.attention(q, k, v).shape == q.shape
+        for call in (lambda: onepass.attention(dual, k, v), lambda: onepass.attention(q, k, v, sinks=dual[0, 0, 0, :1])):
+            with pytest.raises(NotImplementedError, match="no forward-mode derivatives"):
+                call()
+        with pytest.raises(NotImplementedError, match="decode has no gradient"):
+            onepass.decode(dual, k, v, cache_seqlens=3)
 
 
 def test_second_derivatives_are_refused_by_the_operators_too(rng):

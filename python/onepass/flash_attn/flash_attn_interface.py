@@ -9,14 +9,10 @@ from typing import Any
 import torch
 
 from .. import _api
+from ..torch_ops import contiguous_rows as _rows
 from ._rotary import rotate
 
 Tensor = torch.Tensor
-
-
-def _rows(x: Tensor) -> Tensor:
-    """With a contiguous last dimension; others are free."""
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, softmax_scale: float | None, causal: bool,
