@@ -201,12 +201,11 @@ class Refusals(Cli):
             self.assertIn(hint, self.onepass(*args, code=2))
 
     def test_a_file_that_becomes_shorter_while_it_is_read(self):
-        names = [self.path / f"{name}.npy" for name in "qkv"]
-        for name in names:
+        for name in (names := [self.path / f"{name}.npy" for name in "qkv"]):
             write_npy(name, "<f4", (1, 12000, 4, 64), normal(6000, 1) * 512)
-        options = [f"--{name.stem}={name}" for name in names]
-        running = subprocess.Popen([cli_kit.onepass_path, "run", "--check", *options], stderr=subprocess.PIPE, text=True)
-        time.sleep(0.5)  # of many seconds in the reference
+        options = ["--check", *(f"--{name.stem}={name}" for name in names)]
+        running = subprocess.Popen([cli_kit.onepass_path, "run", *options], stderr=subprocess.PIPE, text=True)
+        time.sleep(0.5)  # of many seconds
         for name in names:
             os.truncate(name, 4096)
         error = running.communicate(timeout=300)[1]
@@ -214,7 +213,7 @@ class Refusals(Cli):
         self.assertEqual(running.returncode, 2)
 
     def test_no_option_is_ignored(self):
-        for args in (["check", "--causal"], ["check", "--bias", "b.npy"], ["check", "--softcap", 2], ["info", "--seq", 5],
+        for args in (["check", "--causal"], ["check", "--bias", "b"], ["check", "--softcap", 2], ["info", "--seq", 5],
                      ["explain", "--pass", "fwd", "--backward"], ["bench", "--pass", "decode", "--backward"],
                      ["explain", "--grad-out", "x.npy"], ["run", self.sample(), "--grad-out", "q"]):
             self.assertIn("nearest", self.onepass(*args, code=2))
@@ -287,7 +286,8 @@ class Refusals(Cli):
         if os.path.exists("/dev/full"):
             with open("/dev/full", "w") as full:
                 for args in (["info"], ["--help"], ["run", "--help"], ["--version"]):
-                    result = subprocess.run([cli_kit.onepass_path, *args], stdout=full, stderr=subprocess.PIPE, text=True)
+                    command = [cli_kit.onepass_path, *args]
+                    result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
                     self.assertEqual((result.returncode, result.stderr.count("\n")), (2, 1), args)
         before = source.read_bytes()
         self.onepass("run", source, "-o", source)  # the input may be replaced: it is read first
