@@ -77,11 +77,11 @@ class View {
   /// No tensor: an optional operand left out.
   View() = default;
 
-  /// Strides in elements; row-major and compact if left out.
+  /// Strides in elements, one a dimension (else std::invalid_argument); row-major and compact if left out.
   template <class T>
   View(T* data, std::initializer_list<std::int64_t> shape, std::initializer_list<std::int64_t> strides = {})
       : View(data, ElementType<std::remove_const_t<T>>::value, shape.begin(), static_cast<int>(shape.size()),
-             strides.size() == shape.size() ? strides.begin() : nullptr) {}
+             one_each(shape.size(), strides)) {}
 
   /// Any element type and device.
   View(const void* data, DLDataType type, const std::int64_t* shape, int dims, const std::int64_t* strides = nullptr,
@@ -113,6 +113,14 @@ class View {
   }
 
  private:
+  static const std::int64_t* one_each(std::size_t dims, const std::initializer_list<std::int64_t>& strides) {
+    if (strides.size() != 0 && strides.size() != dims) {
+      throw std::invalid_argument("onepass::View: " + std::to_string(strides.size()) + " strides for " +
+                                  std::to_string(dims) + " dimensions; pass one a dimension, or none");
+    }
+    return strides.size() != 0 ? strides.begin() : nullptr;
+  }
+
   void* data_ = nullptr;
   DLDataType type_{};
   DLDevice device_{kDLCPU, 0};
@@ -181,7 +189,9 @@ class Error : public std::runtime_error {
 class [[nodiscard]] Status {
  public:
   Status() = default;
-  explicit Status(onepass_status_t code) : code_(code), text_(code == ONEPASS_OK ? "" : onepass_last_error()) {}
+  explicit Status(onepass_status_t code) : code_(code), text_(code == ONEPASS_OK ? "" : onepass_last_error()) {
+    if (!ok() && text_.empty()) text_ = onepass_status_string(code);  // where memory ran out
+  }
   Status(onepass_status_t code, std::string text) : code_(code), text_(std::move(text)) {}
 
   bool ok() const { return code_ == ONEPASS_OK; }

@@ -59,6 +59,13 @@ TEST(Hpp, ViewDescribesCompactAndStridedArrays) {
   EXPECT_FALSE(View());
 }
 
+TEST(Hpp, StridesAreOneADimension) {
+  float x[8] = {};
+  EXPECT_THROW(View(x, {2, 2, 2}, {4, 2}), std::invalid_argument);  // never taken for compact
+  EXPECT_THROW(View(x, {2, 2}, {4, 2, 1}), std::invalid_argument);
+  EXPECT_EQ(View(x, {2, 2}, {4, 1}).stride(0), 4);
+}
+
 TEST(Hpp, TensorIndexesRowMajor) {
   Tensor<std::int32_t> t({2, 3, 4});
   std::iota(t.begin(), t.end(), 0);
@@ -199,6 +206,8 @@ TEST(Hpp, FailuresCarryTheirText) {
     EXPECT_EQ(error.what(), status.text());
   }
   EXPECT_EQ(onepass::forward({}).code(), ONEPASS_INVALID_ARGUMENT);  // operands left out
+  onepass::forward(s.forward()).or_throw();
+  EXPECT_EQ(onepass::Status(ONEPASS_OUT_OF_MEMORY).text(), "out of memory");  // the library has no memory for a line
 }
 
 TEST(Hpp, ExplainAndTheKernelList) {
