@@ -28,7 +28,7 @@ def where(x: Tensor) -> Any:
     """What a call on x's device needs: a thread count on the CPU, on a GPU its current stream and its allocator."""
     device = x.device
     if device.type != "cuda":
-        return torch.get_num_threads()
+        return min(torch.get_num_threads(), 1024)  # the most that the library takes
 
     def allocate(count: int) -> tuple[Tensor, int]:
         memory = torch.empty(count, dtype=torch.uint8, device=device)

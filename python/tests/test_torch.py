@@ -258,6 +258,16 @@ def test_modules_copy_pickle_and_run_in_threads():
     assert len(results) == 4 and all(torch.equal(r, want) for r in results)
 
 
+def test_more_threads_than_the_library_takes(rng):
+    q, k, v = operands(rng, 1, 4, 4, 2, 2, 8, 8)
+    threads, want = torch.get_num_threads(), onepass.attention(q, k, v)
+    torch.set_num_threads(1025)
+    try:
+        assert torch.equal(onepass.attention(q, k, v), want)
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_host_overhead_beside_torch():
     """Without gradients at most torch's own call + 5 µs, with gradients at most twice it: the best of many turns."""
     A, B = onepass.attention, F.scaled_dot_product_attention

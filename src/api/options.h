@@ -12,6 +12,9 @@ Status read_args(const void* given, const Args& defaults, const char* name, Args
 
 /// The options, or the defaults if `given` is null.
 Status read_options(const onepass_options_t* given, onepass_options_t* options);
+
+/// Threads that a call may ask for.
+inline constexpr std::int32_t kMaxThreads = 1024;
 Status read_flag(const char* name, std::int32_t value, std::int32_t lowest, std::int32_t highest);
 
 /// Fill problem->mask and problem->score; the sizes are known already. planning: data pointers may be null.

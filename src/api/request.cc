@@ -79,7 +79,6 @@ Status finish(const onepass_options_t& options, bool planning, void* workspace, 
   } else if (options.validate != 0 && !planning) {
     ONEPASS_RETURN_IF_ERROR(check_device_lengths(r.problem, r.launch));
   }
-  constexpr std::int32_t kMaxThreads = 1024;
   ONEPASS_RETURN_IF_ERROR(read_flag("threads (0 means all)", options.threads, 0, kMaxThreads));
   r.launch.threads =
       options.threads > 0 ? options.threads : min_of(cpu::default_threads(), static_cast<int>(kMaxThreads));

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "api/options.h"
 #include "api/place.h"
 #include "api/tensor.h"
 #include "core/layout.h"
@@ -65,7 +66,7 @@ Status run_decode(Request& request) {
 }
 
 Status run_merge(const onepass_merge_args_t& args) {
-  if (args.threads < 0) return invalid_argument("threads must be 0 (all) or more: got %d", args.threads);
+  ONEPASS_RETURN_IF_ERROR(read_flag("threads (0 means all)", args.threads, 0, kMaxThreads));
   Problem p;
   Launch launch;
   launch.stream = args.stream;

@@ -252,6 +252,12 @@ TEST(Merge, InPlaceIsAllowedAndPartialOverlapIsNot) {
   wrong.lse_b.shape = {2, 5, 3};
   EXPECT_EQ(onepass_merge(&wrong.args), ONEPASS_INVALID_ARGUMENT);
   EXPECT_NE(std::string(onepass_last_error()).find("lse_b must have shape (2, 3, 5)"), std::string::npos);
+  for (const std::int32_t threads : {-1, 1025}) {
+    MergeSetup many;
+    many.args.threads = threads;
+    EXPECT_EQ(onepass_merge(&many.args), ONEPASS_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(onepass_last_error()).find("between 0 and 1024"), std::string::npos);
+  }
   MergeSetup null;
   null.args.out_b = nullptr;
   EXPECT_EQ(onepass_merge(&null.args), ONEPASS_INVALID_ARGUMENT);
