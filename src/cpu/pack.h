@@ -50,6 +50,7 @@ inline void widen_rows(float* to, std::int64_t pitch, const Tensor& from, std::i
 }
 
 /// Rows seq ... of one head = from[rows][pitch] * scale, rounded to the storage type. No-op for an absent tensor.
+/// A zero is +0 whatever the scale's sign, as clear_rows writes it: which of the two does may depend on the threads.
 inline void store_rows(const Tensor& to, std::int64_t b, std::int64_t seq, std::int64_t head, std::int64_t rows,
                        std::int64_t dim, const float* from, std::int64_t pitch, float scale) {
   if (!to) return;
@@ -60,10 +61,11 @@ inline void store_rows(const Tensor& to, std::int64_t b, std::int64_t seq, std::
         for (std::int64_t r = 0; r < rows; ++r) {
           auto* row = writable_row_as<Store>(to, b, seq + r, head);
           const float* in = from + r * pitch;
-          for (std::int64_t c = 0; c < whole; c += kLanes) store_from_float<Store>(row + c, load(in + c) * scale);
+          for (std::int64_t c = 0; c < whole; c += kLanes)
+            store_from_float<Store>(row + c, load(in + c) * scale + Vec{});
           if (whole < dim) {
             Vec rest{};
-            for (std::int64_t c = whole; c < dim; ++c) rest[c - whole] = in[c] * scale;
+            for (std::int64_t c = whole; c < dim; ++c) rest[c - whole] = in[c] * scale + 0.0f;
             store_part<Store>(row + whole, rest, dim - whole);
           }
         }

@@ -23,11 +23,16 @@ TEST(Backward, FiftyRunsAgree) {  // C17 and C18, beside other work on the machi
   modified.bias_broadcast = {true, true, false, false};
   modified.dropout_p = 0.2;
   modified.window_left = 100;
+  CaseSpec negative = spec_of(16, 96, 1, 123);  // keys that no row sees, in blocks with others or without
+  negative.k_start = {40};
+  negative.causal = true;
+  negative.align = Align::top_left;
+  negative.scale = -0.3;
   std::atomic<bool> stop{false};
   std::thread other([&] {
     for (volatile double x = 1; !stop.load(std::memory_order_relaxed);) x = x * 1.0000001;
   });
-  for (const CaseSpec& spec : {wide, grouped, modified}) {
+  for (const CaseSpec& spec : {wide, grouped, modified, negative}) {
     expect_right(spec);
     if (!kit::chosen(spec)) continue;
     Case c(spec);
