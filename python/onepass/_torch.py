@@ -195,10 +195,13 @@ class _Merge(torch.autograd.Function):
         return out, lse
 
     backward = staticmethod(ops.merge_gradients)
+    jvp = staticmethod(_torch_func.Forward.jvp)
 
 
 def merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
     check_operands("out_a lse_a out_b lse_b", out_a, lse_a, out_b, lse_b)
     if not eager(out_a, lse_a, out_b, lse_b):
-        return torch.ops.onepass.merge(out_a, lse_a, out_b, lse_b)  # type: ignore[no-any-return]
+        transformed = not torch.compiler.is_compiling() and _functorch_level() is not None
+        run = _torch_func.Merge.apply if transformed else torch.ops.onepass.merge
+        return run(out_a, lse_a, out_b, lse_b)  # type: ignore[no-any-return]
     return _Merge.apply(out_a, lse_a, out_b, lse_b)  # type: ignore[no-any-return]

@@ -36,6 +36,20 @@ class Forward(torch.autograd.Function):
                                   "jacrev)")
 
 
+class Merge(torch.autograd.Function):
+    """The arguments of torch.ops.onepass.merge."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*parts: Any) -> Any:
+        return torch.ops.onepass.merge(*parts)
+
+    setup_context = staticmethod(ops.save_merge)
+    backward = staticmethod(ops.merge_gradients)
+    jvp = staticmethod(Forward.jvp)
+
+
 class Backward(torch.autograd.Function):
     """The arguments of torch.ops.onepass.backward."""
 

@@ -176,7 +176,7 @@ def _(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tenso
     return torch.empty_like(out_a), torch.empty_like(lse_a)
 
 
-def _save_merge(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
+def save_merge(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(*inputs, *output)
 
 
@@ -191,4 +191,4 @@ def merge_gradients(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Tenso
     return tuple(grads)
 
 
-_merge.register_autograd(merge_gradients, setup_context=_save_merge)
+_merge.register_autograd(merge_gradients, setup_context=save_merge)

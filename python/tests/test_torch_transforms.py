@@ -227,6 +227,30 @@ def test_vmap_with_dropout(rng):
     assert torch.vmap(torch.func.grad(loss), randomness="different")(batched).shape == batched.shape
 
 
+def test_transforms_of_merge(rng):
+    q, k, v = operands(rng, 2, 3, 4, 2, 2, 8, 8)
+    out, lse = onepass.attention(q, k, v, return_lse=True)
+    other, other_lse = onepass.attention(q, k + 1, v, return_lse=True)
+
+    def loss(out, lse):
+        merged, merged_lse = onepass.merge(out, lse, other, other_lse)
+        return (merged ** 2).sum() + merged_lse.sum()
+
+    leaves = out.clone().requires_grad_(), lse.clone().requires_grad_()
+    want = torch.autograd.grad(loss(*leaves), leaves)
+    for g, w in zip(torch.func.grad(loss, argnums=(0, 1))(out, lse), want):
+        near(g, w)
+    stacked = torch.stack([out, 2 * out])
+    each = torch.vmap(torch.func.grad(loss), in_dims=(0, None))(stacked, lse)
+    near(each[0], want[0])
+    near(each[1], torch.func.grad(loss)(2 * out, lse))
+    with pytest.raises(NotImplementedError, match="no forward-mode derivatives"):
+        torch.func.jvp(lambda x: onepass.merge(x, lse, other, other_lse)[0], (out,), (out,))
+    with torch.autograd.forward_ad.dual_level():
+        with pytest.raises(NotImplementedError, match="no forward-mode derivatives"):
+            onepass.merge(torch.autograd.forward_ad.make_dual(out, out), lse, other, other_lse)
+
+
 def test_forward_mode_is_refused(rng):
     q, k, v = operands(rng, 1, 3, 3, 1, 1, 4, 4)
     with torch.autograd.forward_ad.dual_level():
