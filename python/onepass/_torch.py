@@ -62,7 +62,7 @@ def complete(q: Tensor, k: Tensor, options: tuple[Any, ...]) -> tuple[Any, ...]:
                             "tensor: pass all of one framework")
     for at, name in _NO_GRADIENT.items():
         x = options[at]
-        if isinstance(x, Tensor) and differentiated(x):
+        if x is not None and type(x) is not float and isinstance(x, Tensor) and differentiated(x):
             raise NotImplementedError(f"{name}: gradients are for q, k, v, bias and sinks; pass {name}.detach(), or "
                                       "multiply q by what is learned")
     for lengths, longest, tokens in ((CU_SEQLENS_Q, MAX_SEQLEN_Q, q), (CU_SEQLENS_K, MAX_SEQLEN_K, k)):

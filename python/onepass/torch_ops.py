@@ -39,13 +39,15 @@ def where(x: Tensor) -> Any:
 
 def new_outputs(q: Tensor, v: Tensor, with_lse: bool = True) -> tuple[Any, Any]:
     """Memory for out and lse. Of the wrong size where the operands are: the library refuses them then."""
-    for name, x in (("q", q), ("v", v)):
-        if x.layout is not torch.strided or x.is_nested:
-            raise TypeError(f"{name} must be a dense tensor: got {'a nested one' if x.is_nested else x.layout}")
-    if q.dim() == v.dim() > 0 and q.size(-1) == v.size(-1):
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    else:
-        out = q.new_empty((*q.shape[:-1], *v.shape[-1:]))
+    try:
+        if q.dim() == v.dim() > 0 and q.size(-1) == v.size(-1):
+            out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        else:
+            out = q.new_empty((*q.shape[:-1], *v.shape[-1:]))
+    except RuntimeError:
+        if q.layout is not torch.strided or q.is_nested:
+            raise TypeError(f"q must be a dense tensor: got {'a nested one' if q.is_nested else q.layout}") from None
+        raise
     shape = lse_shape(q.shape) if with_lse else None
     return out, None if shape is None else q.new_empty(shape, dtype=torch.float32)
 

@@ -66,7 +66,7 @@ constexpr Signature<F, 5> kForward{
     "forward",
     ONEPASS_FORWARD,
     &onepass_forward,
-    {{"q", &F::q}, {"k", &F::k}, {"v", &F::v}, {"out", &F::out, Access::write}, {"lse", &F::lse, Access::write}}};
+    {{"q", &F::q}, {"k", &F::k}, {"v", &F::v}, {"out", &F::out, Access::output}, {"lse", &F::lse, Access::output}}};
 constexpr Signature<B, 12> kBackward{"backward",
                                      ONEPASS_BACKWARD,
                                      &onepass_backward,
@@ -77,11 +77,11 @@ constexpr Signature<B, 12> kBackward{"backward",
                                       {"lse", &B::lse},
                                       {"grad_out", &B::grad_out},
                                       {"grad_lse", &B::grad_lse},
-                                      {"grad_q", &B::grad_q, Access::write},
-                                      {"grad_k", &B::grad_k, Access::write},
-                                      {"grad_v", &B::grad_v, Access::write},
-                                      {"grad_bias", &B::grad_bias, Access::write},
-                                      {"grad_sinks", &B::grad_sinks, Access::write}}};
+                                      {"grad_q", &B::grad_q, Access::output},
+                                      {"grad_k", &B::grad_k, Access::output},
+                                      {"grad_v", &B::grad_v, Access::output},
+                                      {"grad_bias", &B::grad_bias, Access::output},
+                                      {"grad_sinks", &B::grad_sinks, Access::output}}};
 constexpr Signature<D, 8> kDecode{"decode",
                                   ONEPASS_DECODE,
                                   &onepass_decode,
@@ -91,8 +91,8 @@ constexpr Signature<D, 8> kDecode{"decode",
                                    {"cache_seqlens", &D::cache_seqlens},
                                    {"k", &D::k_new},
                                    {"v", &D::v_new},
-                                   {"out", &D::out, Access::write},
-                                   {"lse", &D::lse, Access::write}}};
+                                   {"out", &D::out, Access::output},
+                                   {"lse", &D::lse, Access::output}}};
 
 /// The arguments (options, where, tensors...) of one call as the C struct.
 template <class Args, std::size_t kSlots>
@@ -211,7 +211,7 @@ PyObject* merge(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Access access;
   } kSlots[] = {{"out_a", &M::out_a, Access::read}, {"lse_a", &M::lse_a, Access::read},
                 {"out_b", &M::out_b, Access::read}, {"lse_b", &M::lse_b, Access::read},
-                {"out", &M::out, Access::write},    {"lse", &M::lse, Access::write}};
+                {"out", &M::out, Access::output},   {"lse", &M::lse, Access::output}};
   if (count != 7) return wrong_count("merge", 7, count);
   M m = ONEPASS_MERGE_ARGS_INIT;
   Operand operands[6];

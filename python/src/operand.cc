@@ -15,7 +15,7 @@ struct TypeEntry {
   PyTypeObject* type;
   Protocol protocol;
   const ExchangeApi* api;
-  bool negates;  // lazily, as torch: memory may hold the opposite of the values
+  PyObject* is_neg;  // torch's method: it negates lazily, and memory may hold the opposite of the values; or null
 };
 
 /// How each type seen so far is read; guarded by the interpreter's lock. It holds its types, so that an address is
@@ -39,9 +39,11 @@ TypeEntry entry_of(PyObject* object) {
     if (g_types[i].type == type) return g_types[i];
   }
   auto* as_object = reinterpret_cast<PyObject*>(type);
-  TypeEntry entry{type, Protocol::buffer, exchange_api(type), PyObject_HasAttrString(as_object, "is_neg") != 0};
+  TypeEntry entry{type, Protocol::buffer, exchange_api(type), nullptr};
   if (entry.api != nullptr) {
     entry.protocol = Protocol::exchange;
+    entry.is_neg = PyObject_GetAttrString(as_object, "is_neg");  // kept, as the type is
+    PyErr_Clear();
   } else if (PyObject_HasAttrString(as_object, "__array_interface__") == 0 &&
              PyObject_HasAttrString(as_object, "__dlpack__") != 0) {
     entry.protocol = Protocol::capsule;
@@ -50,6 +52,8 @@ TypeEntry entry_of(PyObject* object) {
   if (g_type_count < kCapacity) {
     Py_INCREF(as_object);
     g_types[g_type_count++] = entry;
+  } else {
+    Py_XDECREF(entry.is_neg);  // the type has it
   }
   return entry;
 }
@@ -166,7 +170,7 @@ bool Operand::read_buffer(PyObject* object, const char* name, Access access) {
     if (!owner_ || PyObject_GetBuffer(owner_.get(), &view_, kFlags) != 0) return not_exported(object, name);
   }
   has_view_ = true;
-  if (access == Access::write && view_.readonly != 0) return read_only(name);
+  if (access != Access::read && view_.readonly != 0) return read_only(name);
   DLTensor t = {};
   t.data = view_.buf;
   t.device.device_type = kDLCPU;
@@ -215,7 +219,7 @@ bool Operand::read_capsule(PyObject* object, const char* name, Access access) {
   if (PyCapsule_IsValid(owner_.get(), "dltensor_versioned") != 0) {
     auto* managed = static_cast<ManagedTensorVersioned*>(PyCapsule_GetPointer(owner_.get(), "dltensor_versioned"));
     if (managed->version.major == 1) {
-      if (access == Access::write && (managed->flags & ManagedTensorVersioned::kReadOnly) != 0) return read_only(name);
+      if (access != Access::read && (managed->flags & ManagedTensorVersioned::kReadOnly) != 0) return read_only(name);
       return keep(managed->tensor, name);
     }
   } else if (PyCapsule_IsValid(owner_.get(), "dltensor") != 0) {
@@ -225,9 +229,8 @@ bool Operand::read_capsule(PyObject* object, const char* name, Access access) {
   return false;
 }
 
-bool Operand::resolve_negation(PyObject** object, const char* name, Access access) {
-  static PyObject* const is_neg = PyUnicode_InternFromString("is_neg");
-  Ref negated(PyObject_CallMethodObjArgs(*object, is_neg, nullptr));
+bool Operand::resolve_negation(PyObject** object, PyObject* is_neg, const char* name, Access access) {
+  Ref negated(PyObject_CallFunctionObjArgs(is_neg, *object, nullptr));
   if (!negated) return false;
   if (negated.get() != Py_True) return true;
   if (access == Access::write) {
@@ -271,7 +274,9 @@ bool Operand::read(PyObject* object, const char* name, Access access) {
   const TypeEntry entry = entry_of(object);
   if (entry.protocol == Protocol::buffer) return read_buffer(object, name, access);
   if (entry.protocol == Protocol::capsule) return read_capsule(object, name, access);
-  if (entry.negates && !resolve_negation(&object, name, access)) return false;
+  if (entry.is_neg != nullptr && access != Access::output && !resolve_negation(&object, entry.is_neg, name, access)) {
+    return false;
+  }
   DLTensor tensor = {};
   return (entry.api->describe(object, &tensor) == 0 || not_described(name)) && keep(tensor, name);
 }

@@ -8,7 +8,7 @@
 
 namespace onepass::python {
 
-enum class Access { read, write };
+enum class Access { read, write, output };  // output: of our own making
 
 /// One argument of a call, seen as a DLTensor for as long as the call lasts. Serves, in this order: types with DLPack's
 /// C exchange table (torch), the buffer protocol (NumPy; bfloat16 of ml_dtypes through its bits), `__dlpack__`
@@ -29,7 +29,7 @@ class Operand {
   bool read_buffer(PyObject* object, const char* name, Access access);
   bool read_capsule(PyObject* object, const char* name, Access access);
   bool read_plan(PyObject* tuple, const char* name);
-  bool resolve_negation(PyObject** object, const char* name, Access access);
+  bool resolve_negation(PyObject** object, PyObject* is_neg, const char* name, Access access);
   bool keep(const DLTensor& tensor, const char* name);
 
   bool present_ = false;
