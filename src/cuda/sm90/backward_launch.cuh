@@ -37,7 +37,8 @@ struct Backward {
                                            kPassThreads, 0, launch, p));
       ONEPASS_RETURN_IF_ERROR(run_main(problem, x, p, launch));
     }
-    ONEPASS_RETURN_IF_ERROR(cuda::launch(backward_finish<C>, row_blocks, 32 * 4 * C::kChunks, 0, launch, p));
+    ONEPASS_RETURN_IF_ERROR(
+        cuda::launch(backward_finish<C>, row_blocks, 32 * 4 * C::kChunks, kFinishBytes<C>, launch, p));
     if (!leaves_rows(problem)) return {};
     const std::int64_t rows = problem.mask.varlen ? p.total_k + p.total_q : p.batch * p.seq_k;
     return cuda::launch(backward_clear<C>, ceil_div(rows, kPassThreads / 32), kPassThreads, 0, launch, p);

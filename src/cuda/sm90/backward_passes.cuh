@@ -5,6 +5,7 @@
 #include "cuda/ptx/async_copy.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/matrix.cuh"
+#include "cuda/ptx/shared.cuh"
 #include "cuda/sm90/backward_plan.cuh"
 
 namespace onepass::cuda::sm90 {
@@ -107,12 +108,17 @@ __global__ void __launch_bounds__(kPassThreads) backward_prepare(const __grid_co
   if (index < p.key_tiles * p.heads_kv) p.plan[index] = plan_key_tile<C>(p, index);
 }
 
+/// Shared memory of the next kernel.
+template <class C>
+inline constexpr int kFinishBytes = 4 * C::kChunks * 16 * 128;
+
 /// Scales and rounds a tile of dQ; rows of the item that see no key become 0. A warp takes 16 rows and 64 columns.
 /// Tile t of an item writes its rows in the order: those that see keys, then those before them, then those after.
 template <class C>
 __global__ void __launch_bounds__(32 * 4 * C::kChunks) backward_finish(const __grid_constant__ BackwardParams p) {
   using T = typename C::T;
-  __shared__ __align__(1024) unsigned char s_rows[4 * C::kChunks][16 * 128];  // (16, 64) of each warp, swizzled
+  // (16, 64) of each warp, swizzled.
+  auto* const s_rows = reinterpret_cast<unsigned char(*)[16 * 128]>(ptx::dynamic_shared());
   const std::int64_t index = blockIdx.x;
   const int head = static_cast<int>(index / p.tiles);
   const std::int64_t tile = index % p.tiles;
