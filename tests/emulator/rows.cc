@@ -40,22 +40,19 @@ Status run(const Problem& problem, const Operands& operands, const Launch& launc
 // Backend::cpu: their memory is the host's.
 #define ONEPASS_EMULATED_RUN_forward(name) &run<ForwardOperands, &cuda::name::run>, nullptr
 #define ONEPASS_EMULATED_RUN_backward(name) nullptr, &run<BackwardOperands, &cuda::name::run>
-#define ONEPASS_EMULATED_sm80(name, pass, arch, dtype, head_dim, head_dim_v) \
-  Kernel{#name,                                                              \
-         Pass::pass,                                                         \
-         Backend::cpu,                                                       \
-         #arch,                                                              \
-         1u << static_cast<int>(DType::dtype),                               \
-         head_dim,                                                           \
-         0,                                                                  \
-         &cuda::name::workspace,                                             \
-         ONEPASS_EMULATED_RUN_##pass(name),                                  \
-         &cuda::name::tiles,                                                 \
-         head_dim_v},
-#define ONEPASS_EMULATED_sm86 ONEPASS_EMULATED_sm80
-#define ONEPASS_EMULATED_sm90(...)
 #define ONEPASS_CPU_KERNEL(...)
-#define ONEPASS_CUDA_KERNEL(name, pass, arch, ...) ONEPASS_EMULATED_##arch(name, pass, arch, __VA_ARGS__)
+#define ONEPASS_CUDA_KERNEL(name, pass, arch, dtype, head_dim, head_dim_v) \
+  Kernel{#name,                                                            \
+         Pass::pass,                                                       \
+         Backend::cpu,                                                     \
+         #arch,                                                            \
+         1u << static_cast<int>(DType::dtype),                             \
+         head_dim,                                                         \
+         0,                                                                \
+         &cuda::name::workspace,                                           \
+         ONEPASS_EMULATED_RUN_##pass(name),                                \
+         &cuda::name::tiles,                                               \
+         head_dim_v},
 
 const std::vector<Kernel>& rows() {
   static const std::vector<Kernel> list = {

@@ -81,6 +81,7 @@ void begin_block(Block& block, std::int64_t index, int threads, std::int64_t sha
   std::memset(block.shared, kNanByte, static_cast<std::size_t>(shared_bytes));
   for (NamedBarrier& barrier : block.barriers) barrier = {};
   block.at_any_moment.clear();
+  block.unit.reset();
   if (block.lanes.size() < static_cast<std::size_t>(threads)) block.lanes.resize(static_cast<std::size_t>(threads));
   block.warps.assign(static_cast<std::size_t>(threads / kWarp), {});
   for (int w = 0; w < threads / kWarp; ++w) {
@@ -102,6 +103,7 @@ void begin_block(Block& block, std::int64_t index, int threads, std::int64_t sha
 }
 
 void end_block(Block& block) {
+  if (block.unit != nullptr) block.unit->end();
   for (const Pending& operation : block.at_any_moment) operation->perform();
   block.at_any_moment.clear();
   for (const unsigned char* at = block.memory.data(); at < block.memory.data() + block.memory.size(); ++at) {
@@ -209,6 +211,15 @@ void Waiters::wait(const char* what, int number) {
 
 void Waiters::wake() {
   for (Warp* warp : std::exchange(warps, {})) release(*warp);
+}
+
+void Sleepers::wait(const char* what, int number) {
+  lanes.push_back(&lane());
+  wait_here(what, number);
+}
+
+void Sleepers::wake() {
+  for (Lane* lane : std::exchange(lanes, {})) set_state(*lane, Lane::State::ready);
 }
 
 Lane& lane() {

@@ -101,9 +101,24 @@ struct Waiters {
   void wake();
 };
 
+/// Threads that wait for one event, each for itself.
+struct Sleepers {
+  std::vector<Lane*> lanes;
+
+  void wait(const char* what, int number);
+  void wake();
+};
+
 struct NamedBarrier {
   int arrived = 0, expected = 0;  // threads
   Waiters waiters;
+};
+
+/// What a block has besides, for instructions that few kernels use.
+struct Unit {
+  virtual ~Unit() = default;
+  /// The last thread of the block has ended.
+  virtual void end() = 0;
 };
 
 struct Block {
@@ -116,6 +131,7 @@ struct Block {
   std::vector<Warp> warps;
   NamedBarrier barriers[kBarriers];
   std::vector<Pending> at_any_moment;  // operations that need not be waited for to happen
+  std::unique_ptr<Unit> unit;
 };
 
 /// A line for each run of threads that wait for the same.

@@ -1,6 +1,7 @@
 // Launches of the emulator, in place of src/cuda/host/launch.h.
 #pragma once
 
+#include <cstring>
 #include <tuple>
 #include <utility>
 
@@ -9,6 +10,16 @@
 #include "cuda_language.h"
 
 namespace onepass::cuda {
+
+// Of the CUDA runtime, as the launching code calls it.
+using cudaStream_t = void*;
+inline Status cudaMemsetAsync(void* data, int value, std::size_t bytes, cudaStream_t) {
+  std::memset(data, value, bytes);
+  return {};
+}
+inline Status status_of(Status status, const char*) {
+  return status;
+}
 
 class DeviceScope {
  public:

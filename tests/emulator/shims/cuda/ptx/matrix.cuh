@@ -19,6 +19,7 @@ struct MatrixRows {
 /// Register m of lane 4 g + t holds elements 2 t and 2 t + 1 of row g of matrix m; transposed, of column g.
 template <bool kStore, bool kTranspose>
 void move_matrices(const char* what, MatrixRows& own) {
+  if (kStore) emulator::stored(own.address, 16);
   emulator::together(what, own, [](MatrixRows* const* lanes) {
     for (int m = 0; m < 4; ++m) {
       unsigned char* rows[8];

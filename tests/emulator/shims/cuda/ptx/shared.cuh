@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "cuda_language.h"
+#include "emulator/machine/units.h"
 
 namespace onepass::ptx {
 
@@ -18,6 +19,7 @@ template <class T, class... Rest>
 void store_words(std::uint32_t address, T first, Rest... rest) {
   const T words[] = {first, rest...};
   std::memcpy(emulator::shared(address, sizeof words, sizeof words), words, sizeof words);
+  emulator::stored(address, sizeof words);
 }
 template <class T, class... Rest>
 void load_words(std::uint32_t address, T& first, Rest&... rest) {
