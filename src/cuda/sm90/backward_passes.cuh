@@ -186,7 +186,7 @@ __device__ inline void clear_row(const Tensor& x, std::int64_t b, std::int64_t r
 }
 
 /// Zeros for dK and dV of keys that no row sees, and for packed rows of dQ outside every sequence. A warp for each row
-/// of K, then, packed, for each row of Q.
+/// of K, then, packed, for each row of Q. Without sequences that is every row.
 template <class C>
 __global__ void __launch_bounds__(kPassThreads) backward_clear(const __grid_constant__ BackwardParams p) {
   std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * (kPassThreads / 32) + threadIdx.x / 32;
@@ -198,18 +198,22 @@ __global__ void __launch_bounds__(kPassThreads) backward_clear(const __grid_cons
         packed ? last_begun(p.batch, row, [&](std::int64_t i) { return p.mask.cu_seqlens_k[i]; }) : row / p.seq_k;
     const std::int64_t item = packed ? 0 : b;
     if (!packed) row %= p.seq_k;
-    const Sequence s = p.sequence(b);
-    const Interval keys = seen(s).keys;
-    if (s.k_row + keys.begin <= row && row < s.k_row + keys.end) return;
+    if (p.batch > 0) {
+      const Sequence s = p.sequence(b);
+      const Interval keys = seen(s).keys;
+      if (s.k_row + keys.begin <= row && row < s.k_row + keys.end) return;
+    }
     clear_row(o.grad_k, item, row, p.heads_kv, p.head_dim);
     clear_row(o.grad_v, item, row, p.heads_kv, p.head_dim_v);
     return;
   }
   row -= key_rows;
   if (!packed || row >= p.total_q) return;
-  const std::int64_t b = last_begun(p.batch, row, [&](std::int64_t i) { return p.mask.cu_seqlens_q[i]; });
-  const Sequence s = p.sequence(b);
-  if (s.q_row <= row && row < s.q_row + item_rows(p.mask.cu_seqlens_q, b, s.q_row, p.seq_q, p.total_q)) return;
+  if (p.batch > 0) {
+    const std::int64_t b = last_begun(p.batch, row, [&](std::int64_t i) { return p.mask.cu_seqlens_q[i]; });
+    const Sequence s = p.sequence(b);
+    if (s.q_row <= row && row < s.q_row + item_rows(p.mask.cu_seqlens_q, b, s.q_row, p.seq_q, p.total_q)) return;
+  }
   clear_row(o.grad_q, 0, row, p.heads_q, p.head_dim);
 }
 
