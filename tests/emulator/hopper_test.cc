@@ -1,5 +1,11 @@
 // The sm_90 kernels on the emulator, against the float64 reference: random cases, adversarial scores, hundreds of
 // orders in which warps, copies and products may run.
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
 #include "emulator/machine/machine.h"
 #include "emulator/machine/tensor_core.h"
 #include "emulator/rows.h"
@@ -88,6 +94,14 @@ TEST_P(HopperRow, RandomCases) {
   run_random(*GetParam(), kit::scaled(12));
 }
 
+/// But for float16 backward rows, see HopperFault.
+TEST_P(HopperRow, RandomCasesWithSumsCutOff) {
+  const Kernel& kernel = *GetParam();
+  if (kernel.pass == Pass::backward && kernel.dtypes == kF16) GTEST_SKIP() << "misses the bound near -10,000";
+  emulator::adding = emulator::Adding::cut_off;
+  run_random(kernel, kit::scaled(4));
+}
+
 TEST_P(HopperRow, AdversarialScores) {
   const Kernel& kernel = *GetParam();
   using check::Values;
@@ -104,23 +118,33 @@ TEST_P(HopperRow, AdversarialScores) {
   }
 }
 
-/// One key far above the rest, in every place of a block: references are outgrown, rows computed again.
+/// One key far above the rest in the first half of the heads: references are outgrown, rows computed again.
+void expect_outgrown(const Kernel& kernel, const CaseSpec& spec, std::int64_t jump) {
+  Case c(spec);
+  c.q.each([&](const check::Index&, std::int64_t at) { c.q.set(at, std::abs(c.q.get(at)) + 1); });
+  c.k.each([&](const check::Index& i, std::int64_t at) {
+    if (i[1] == jump && i[2] <= spec.heads_kv / 2) c.k.set(at, 16);
+  });
+  for (check::Array* array : {&c.q, &c.k}) array->seal();
+  emulator::set_seed(kit::first_seed() + static_cast<std::uint64_t>(jump));
+  EXPECT_TRUE(kit::passes(check::check_kernel(kernel, c))) << "key " << jump;
+}
 TEST_P(HopperRow, OneKeyFarAboveTheRest) {
   const Kernel& kernel = *GetParam();
-  if (kernel.pass == Pass::backward) return;
-  const std::int64_t keys = 3 * kernel.tiles().block_k + 3, step = kernel.tiles().block_k / 3;
-  for (std::int64_t jump = 0; jump < keys; jump += step) {
+  if (kernel.pass == Pass::backward) GTEST_SKIP() << "of the forward";
+  const std::int64_t block = kernel.tiles().block_k, keys = 2 * block + 3;
+  for (std::int64_t jump = 0; jump < keys; jump += block / 2 - 3) {
     CaseSpec spec = sized(kernel, 130, keys);
-    spec.heads_q = spec.heads_kv = jump == 0 ? 16 : 1;  // lists of rows fill up
-    Case c(spec);
-    c.q.each([&](const check::Index&, std::int64_t at) { c.q.set(at, std::abs(c.q.get(at)) + 1); });
-    c.k.each([&](const check::Index& i, std::int64_t at) {
-      if (i[1] == jump) c.k.set(at, 16);
-    });
-    for (check::Array* array : {&c.q, &c.k}) array->seal();
-    emulator::set_seed(kit::first_seed() + static_cast<std::uint64_t>(jump));
-    EXPECT_TRUE(kit::passes(check::check_kernel(kernel, c))) << "key " << jump;
+    spec.causal = jump / block % 2 == 1;
+    expect_outgrown(kernel, spec, jump);
   }
+  // Lists of rows fill up, in warpgroups that leave out blocks on both sides; other tiles come after them.
+  CaseSpec spec = sized(kernel, 256, 330);
+  if (kernel.dtypes != kBf16) return;  // references follow
+  spec.heads_q = spec.heads_kv = 18;
+  spec.causal = true;
+  spec.window_left = 200;
+  expect_outgrown(kernel, spec, 200);
 }
 
 /// Rows of thousands of keys, for which head_dim 64 has tiles of its own, and a block's tiles by the dozen.
@@ -169,6 +193,102 @@ TEST_P(HopperRow, EveryOrderGivesTheSameBits) {
       if (HasFailure()) return;
     }
   }
+}
+
+/// Memory of a tensor whose items lie 2^31 elements and a few apart; only what is used takes any.
+class Sparse {
+ public:
+  static constexpr std::int64_t kStride = (std::int64_t{1} << 31) + 64;
+
+  explicit Sparse(const check::Array& array) : small_(array.tensor(false)), item_(2 * array.count() / array.size()[0]) {
+    memory_ = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory_ == MAP_FAILED) throw std::bad_alloc();
+    for (int b = 0; b < 2; ++b) std::memcpy(large().row(b, 0, 0), small_.row(b, 0, 0), item_);
+  }
+  ~Sparse() { munmap(memory_, kBytes); }
+  Sparse(const Sparse&) = delete;
+  Sparse& operator=(const Sparse&) = delete;
+  Tensor large() const { return {memory_, small_.dtype, kStride, small_.stride_seq, small_.stride_head}; }
+  void bring_back() const {
+    for (int b = 0; b < 2; ++b) std::memcpy(small_.row(b, 0, 0), large().row(b, 0, 0), item_);
+  }
+
+ private:
+  static constexpr std::size_t kBytes = 2 * (2 * kStride);
+  Tensor small_;
+  std::size_t item_;
+  void* memory_;
+};
+
+TEST_P(HopperRow, ItemsPastTwoToThe31Elements) {
+  const Kernel& kernel = *GetParam();
+  CaseSpec spec = sized(kernel, 70, 140);
+  spec.batch = 2;
+  spec.heads_q = spec.heads_kv = 2;
+  spec.values = kernel.pass == Pass::forward ? check::Values::steep : check::Values::normal;  // some rows repaired
+  Case c(spec);
+  const Reference reference(c);
+  std::vector<float> workspace(kernel.workspace(c.problem(), 1) / sizeof(float) + 16, NAN);
+  const auto first = (reinterpret_cast<std::uintptr_t>(workspace.data()) + 63) / 64 * 64;
+  const Launch launch = {.workspace = reinterpret_cast<void*>(first), .workspace_size = 4 * (workspace.size() - 16)};
+  const Sparse q(c.q), k(c.k), v(c.v);
+  if (kernel.pass == Pass::forward) {
+    const Sparse out(c.out);
+    EXPECT_TRUE(kit::passes(check::check_forward(c, reference, [&](const Problem& p, const ForwardOperands& x) {
+      const Status status = kernel.forward(p, {q.large(), k.large(), v.large(), out.large(), x.lse}, launch);
+      out.bring_back();
+      return status;
+    })));
+    return;
+  }
+  const Sparse out(c.saved_out), grad_out(c.grad_out), grad_q(c.grad_q), grad_k(c.grad_k), grad_v(c.grad_v);
+  EXPECT_TRUE(kit::passes(check::check_backward(c, reference, [&](const Problem& p, BackwardOperands x) {
+    x.q = q.large(), x.k = k.large(), x.v = v.large(), x.out = out.large(), x.grad_out = grad_out.large();
+    x.grad_q = grad_q.large(), x.grad_k = grad_k.large(), x.grad_v = grad_v.large();
+    const Status status = kernel.backward(p, x, launch);
+    for (const Sparse* grad : {&grad_q, &grad_k, &grad_v}) grad->bring_back();
+    return status;
+  })));
+}
+
+/// The running sums of scores near -10,000 are cut off by a third of a per cent of a weight. In the LSE of the forward
+/// row, which adds the same products in the same order, they are as well, and the two cancel; an LSE that comes from
+/// elsewhere shows it.
+TEST(HopperFault, Float16BackwardOfScoresNearMinusTenThousand) {
+  if (!__builtin_cpu_supports("avx2")) GTEST_SKIP() << "compiled for AVX2, which this machine has not";
+  const auto row = [](const char* name) -> const Kernel& {
+    const auto is_it = [&](const Kernel& x) { return std::string_view(x.name) == name; };
+    return *std::find_if(emulator::rows().begin(), emulator::rows().end(), is_it);
+  };
+  const Kernel &forward = row("fwd_sm90_d128_f16"), &backward = row("bwd_sm90_d128_f16");
+  CaseSpec spec = sized(backward, 57, 70);
+  spec.values = check::Values::deep;
+  Case c(spec);
+  const Reference reference(c);
+  emulator::set_seed(kit::first_seed());
+  emulator::adding = emulator::Adding::cut_off;
+  const auto error_of_dv = [&](bool own) {
+    check::Array out = c.saved_out, lse = c.saved_lse;
+    const check::Report report = check::check_backward(c, reference, [&](const Problem& p, BackwardOperands x) {
+      std::vector<float> memory(backward.workspace(p, 1) / sizeof(float) + 16, NAN);
+      const auto first = (reinterpret_cast<std::uintptr_t>(memory.data()) + 63) / 64 * 64;
+      const Launch launch = {.workspace = reinterpret_cast<void*>(first), .workspace_size = 4 * (memory.size() - 16)};
+      if (own) {
+        x.out = out.tensor(false);
+        x.lse = lse.row_tensor(false);
+        Problem of_forward = p;
+        of_forward.pass = Pass::forward;
+        const Status status = forward.forward(of_forward, {x.q, x.k, x.v, x.out, x.lse}, launch);
+        if (!status.ok()) return status;
+      }
+      return backward.backward(p, x, launch);
+    });
+    EXPECT_TRUE(report.faults.empty()) << report.text();
+    return report.parts.back().bound_ratio;
+  };
+  EXPECT_GT(error_of_dv(false), 2) << "no longer has this fault: test it with the others";
+  EXPECT_LT(error_of_dv(true), 1);
+  emulator::adding = emulator::Adding::rounded;
 }
 
 }  // namespace

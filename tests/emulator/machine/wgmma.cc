@@ -78,7 +78,7 @@ void gather_operand(Block& block, std::uint64_t bits, bool transposed, int count
 }
 
 /// d (64, columns) += a^T (16, 64) b (16, columns), in an order of its own.
-[[gnu::optimize("O3")]] void add_products(float* d, const float* a, const float* b, int columns) {
+void add_products(float* d, const float* a, const float* b, int columns) {
   for (int i = 0; i < kRows; ++i) {
     float* const row = d + static_cast<std::ptrdiff_t>(i) * columns;
     for (int k = 0; k < kDepth; k += 4) {
@@ -145,6 +145,7 @@ void Warpgroup::issue(Warp& warp, int rank, WgmmaCall* const* lanes) {
   if (x.sums->columns != call.columns) fault("wgmma: sums of another shape in the same registers");
   x.sums->last = std::max(x.sums->last, number + 1);
   if (++x.issued < 4) return;
+  x.slow = random().next() % 16 == 0;
   if (random().next() % 8 == 0) {
     if (random().next() % 2 == 0) {
       perform(*warp.block, number + 1);
@@ -165,13 +166,15 @@ bool Warpgroup::wait(int rank, int pending) {
   ends.erase(ends.begin(), ends.begin() + groups);
   fenced_[rank] = false;
   const bool all_issued = std::all_of(issued_, issued_ + 4, [&](std::int64_t issued) { return issued >= end; });
-  if (all_issued && random().next() % 4 != 0) {
+  bool slow = false;
+  for (std::int64_t number = performed_; all_issued && number < end; ++number) slow |= product(number).slow;
+  if (all_issued && !slow) {
     perform(block(), end);
     deliver(rank, end);
     return true;
   }
   wanted_[rank] = end;
-  if (all_issued) {  // they take long
+  if (all_issued) {
     at_any_moment([this, &block = block(), rank, end] {
       if (wanted_[rank] == end) satisfy(block, rank);
     });

@@ -42,7 +42,8 @@ struct Sums {
 struct Wgmma {
   WgmmaCall call;  // of the warp that came first
   std::shared_ptr<Sums> sums;
-  int issued = 0;  // warps
+  int issued = 0;     // warps
+  bool slow = false;  // it happens when nothing else does
   std::uint32_t a[4 * kWarp][4] = {};
   const std::uint32_t* a_registers[4 * kWarp] = {};
 };
