@@ -97,6 +97,7 @@ class ForwardConsumer {
 #pragma unroll 1
       for (int i = 0; i < mine; ++i) {
         wait(full, at + i, C::kStages);
+        __syncwarp();  // else a lane that is late could find the slot filled again, and wait for its turn for ever
         release(empty, at + i, C::kStages);
       }
       at += count;
