@@ -239,10 +239,10 @@ class KeyWarpgroup {
     }
   }
 
-  /// Zeros for the warpgroup's rows of V: of a hidden key, dP counts 0 times, and so must not be NaN.
+  /// Zeros for the warpgroup's rows of V: of a hidden key, dP counts 0 times, and so must not be NaN. The last tile's dV
+  /// has left: its leader saw that before the barrier that dK passed.
   __device__ __forceinline__ void clear_v() const {
     const std::uint32_t s_rows = ptx::shared_address(s_.v) + 64 * warpgroup_ * 128 + threadIdx.x % 128 * 16;
-    ptx::named_barrier_sync(1 + warpgroup_, 128);  // the leader has seen the last tile's dV leave; all write there
 #pragma unroll 1
     for (int panel = 0; panel < C::kPanelsV; ++panel) {
 #pragma unroll
