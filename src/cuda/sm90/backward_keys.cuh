@@ -239,8 +239,8 @@ class KeyWarpgroup {
     }
   }
 
-  /// Zeros for the warpgroup's rows of V: of a hidden key, dP counts 0 times, and so must not be NaN. The last tile's dV
-  /// has left: its leader saw that before the barrier that dK passed.
+  /// Zeros for the warpgroup's rows of V: dP of a hidden key counts 0 times, and must not be NaN. The last tile's dV
+  /// left before the barrier that its dK passed.
   __device__ __forceinline__ void clear_v() const {
     const std::uint32_t s_rows = ptx::shared_address(s_.v) + 64 * warpgroup_ * 128 + threadIdx.x % 128 * 16;
 #pragma unroll 1

@@ -81,6 +81,7 @@ void begin_block(Block& block, std::int64_t index, int threads, std::int64_t sha
   std::memset(block.shared, kNanByte, static_cast<std::size_t>(shared_bytes));
   for (NamedBarrier& barrier : block.barriers) barrier = {};
   block.at_any_moment.clear();
+  block.at_last.clear();
   block.unit.reset();
   if (block.lanes.size() < static_cast<std::size_t>(threads)) block.lanes.resize(static_cast<std::size_t>(threads));
   block.warps.assign(static_cast<std::size_t>(threads / kWarp), {});
@@ -104,8 +105,10 @@ void begin_block(Block& block, std::int64_t index, int threads, std::int64_t sha
 
 void end_block(Block& block) {
   if (block.unit != nullptr) block.unit->end();
-  for (const Pending& operation : block.at_any_moment) operation->perform();
-  block.at_any_moment.clear();
+  for (auto* list : {&block.at_any_moment, &block.at_last}) {
+    for (const Pending& operation : *list) operation->perform();
+    list->clear();
+  }
   for (const unsigned char* at = block.memory.data(); at < block.memory.data() + block.memory.size(); ++at) {
     if (at == block.shared) at += block.shared_bytes;
     if (at < block.memory.data() + block.memory.size() && *at != kGuardByte) {
@@ -138,19 +141,23 @@ void run_warp(Warp& warp) {
 
 /// True if there was one.
 bool perform_any(bool must) {
-  std::vector<Pending>* list = nullptr;
   const auto count = static_cast<std::int64_t>(machine.blocks.size());
   const std::int64_t first = machine.random.between(0, count - 1);
-  for (std::int64_t n = 0; n < count && (list == nullptr || list->empty()); ++n) {
-    list = &machine.blocks[static_cast<std::size_t>((first + n) % count)]->at_any_moment;
-    std::erase_if(*list, [](const Pending& operation) { return operation->done(); });
-    if (!must) break;
+  const bool slow = !must && machine.random.next() % 8 == 0;
+  for (const auto list_of : {&Block::at_any_moment, &Block::at_last}) {
+    if (slow && list_of == &Block::at_any_moment) continue;
+    for (std::int64_t n = 0; n < (must ? count : 1); ++n) {
+      std::vector<Pending>& list = (*machine.blocks[static_cast<std::size_t>((first + n) % count)]).*list_of;
+      std::erase_if(list, [](const Pending& operation) { return operation->done(); });
+      if (list.empty()) continue;
+      const auto at = machine.random.between(0, static_cast<std::int64_t>(list.size()) - 1);
+      const Pending operation = list[static_cast<std::size_t>(at)];
+      operation->perform();
+      return true;
+    }
+    if (!must && !slow) break;
   }
-  if (list == nullptr || list->empty()) return false;
-  const auto at = machine.random.between(0, static_cast<std::int64_t>(list->size()) - 1);
-  const Pending operation = (*list)[static_cast<std::size_t>(at)];
-  operation->perform();
-  return true;
+  return false;
 }
 
 void run_blocks(std::int64_t blocks, int threads, std::int64_t shared_bytes) {

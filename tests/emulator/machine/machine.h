@@ -131,6 +131,7 @@ struct Block {
   std::vector<Warp> warps;
   NamedBarrier barriers[kBarriers];
   std::vector<Pending> at_any_moment;  // operations that need not be waited for to happen
+  std::vector<Pending> at_last;        // slower than all of those
   std::unique_ptr<Unit> unit;
 };
 
@@ -171,6 +172,8 @@ void barrier(int id, int threads, bool wait);
 
 /// An operation that happens at any moment, in the end when nothing else can.
 void at_any_moment(std::function<void()> effect);
+/// One that is slow: now and then, and when no other can happen either.
+void at_last(std::function<void()> effect);
 
 /// `bytes` bytes at an address of the shared window, a multiple of `alignment`; and the address of a shared object.
 unsigned char* shared(std::uint32_t address, int bytes, int alignment);

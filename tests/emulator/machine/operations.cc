@@ -53,4 +53,8 @@ void at_any_moment(std::function<void()> effect) {
   block().at_any_moment.push_back(std::make_shared<Operation>(std::move(effect)));
 }
 
+void at_last(std::function<void()> effect) {
+  block().at_last.push_back(std::make_shared<Operation>(std::move(effect)));
+}
+
 }  // namespace onepass::emulator

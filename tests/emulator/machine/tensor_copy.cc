@@ -190,7 +190,7 @@ void bulk_commit() {
 void bulk_wait(std::size_t pending, bool written) {
   if (random().next() % 4 == 0) {  // it takes long
     const auto wakes = std::make_shared<Sleepers>();
-    at_any_moment([wakes] { wakes->wake(); });
+    at_last([wakes] { wakes->wake(); });
     wakes->wait("cp.async.bulk.wait_group", -1);
   }
   std::vector<BulkGroup>& groups = units(block()).closed[lane().thread];

@@ -154,7 +154,7 @@ void Warpgroup::issue(Warp& warp, int rank, WgmmaCall* const* lanes) {
     }
   }
   for (int other = 0; other < 4; ++other) {
-    if (wanted_[other] == number + 1) satisfy(*warp.block, other);
+    if (wanted_[other] == number + 1) satisfy_some_time(*warp.block, other);
   }
 }
 
@@ -165,21 +165,21 @@ bool Warpgroup::wait(int rank, int pending) {
   const std::int64_t end = ends[static_cast<std::size_t>(groups - 1)];
   ends.erase(ends.begin(), ends.begin() + groups);
   fenced_[rank] = false;
-  const bool all_issued = std::all_of(issued_, issued_ + 4, [&](std::int64_t issued) { return issued >= end; });
-  bool slow = false;
-  for (std::int64_t number = performed_; all_issued && number < end; ++number) slow |= product(number).slow;
-  if (all_issued && !slow) {
-    perform(block(), end);
-    deliver(rank, end);
-    return true;
-  }
   wanted_[rank] = end;
-  if (all_issued) {
-    at_any_moment([this, &block = block(), rank, end] {
-      if (wanted_[rank] == end) satisfy(block, rank);
-    });
+  if (std::all_of(issued_, issued_ + 4, [&](std::int64_t issued) { return issued >= end; })) {
+    satisfy_some_time(block(), rank);
   }
-  return false;
+  return wanted_[rank] < 0;
+}
+
+void Warpgroup::satisfy_some_time(Block& block, int rank) {
+  const std::int64_t end = wanted_[rank];
+  bool slow = false;
+  for (std::int64_t number = performed_; number < end; ++number) slow |= product(number).slow;
+  if (!slow) return satisfy(block, rank);
+  at_last([this, &block, rank, end] {
+    if (wanted_[rank] == end) satisfy(block, rank);
+  });
 }
 
 void Warpgroup::satisfy(Block& block, int rank) {

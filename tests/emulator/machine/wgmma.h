@@ -61,8 +61,9 @@ class Warpgroup {
 
  private:
   Wgmma& product(std::int64_t number) { return *products_[static_cast<std::size_t>(number - first_)]; }
-  /// Everything that a waiting warp waits for happens.
+  /// Everything that a waiting warp waits for happens: now, or later if some of it is slow.
   void satisfy(Block& block, int rank);
+  void satisfy_some_time(Block& block, int rank);
   void perform(Block& block, std::int64_t end);
   void multiply(Block& block, const Wgmma& x);
   void deliver(int rank, std::int64_t end);
