@@ -33,6 +33,11 @@ def differentiated(x: Tensor) -> bool:
         forward_ad._current_level >= 0 and _unpack_dual(x).tangent is not None)
 
 
+def no_tensors(o: tuple[Any, ...]) -> bool:
+    """None of TENSORS is given, as in most calls: a loop over them would take a microsecond."""
+    return o[4] is o[5] is o[8] is o[9] is o[10] is o[11] is o[14] is o[15] is o[16] is o[20] is None
+
+
 def eager(*tensors: Tensor) -> bool:
     """True where the tensors hold memory and nothing watches the calls made on them."""
     if torch.compiler.is_compiling() or _dispatch_modes() or _functorch_level() is not None:
@@ -55,21 +60,22 @@ def check_operands(names: str, *tensors: Any) -> None:
 def complete(q: Tensor, k: Tensor, options: tuple[Any, ...]) -> tuple[Any, ...]:
     """Options with what the caller left out and what follows torch's settings."""
     changes: dict[int, Any] = {}
-    for at, name in TENSORS.items():
-        x = options[at]
-        if x is not None and not isinstance(x, Tensor):
-            raise TypeError(f"{name} is {type(x).__module__.split('.')[0]}.{type(x).__name__}, but q is a torch "
-                            "tensor: pass all of one framework")
+    if not no_tensors(options):
+        for at, name in TENSORS.items():
+            x = options[at]
+            if x is not None and not isinstance(x, Tensor):
+                raise TypeError(f"{name} is {type(x).__module__.split('.')[0]}.{type(x).__name__}, but q is a torch "
+                                "tensor: pass all of one framework")
+        for lengths, longest, tokens in ((CU_SEQLENS_Q, MAX_SEQLEN_Q, q), (CU_SEQLENS_K, MAX_SEQLEN_K, k)):
+            x = options[lengths]
+            if x is not None and options[longest] is None:
+                # Values are not read while tracing: the number of tokens bounds every sequence.
+                changes[longest] = max(int(x.diff().max()), 0) if eager(x) and x.numel() > 1 else tokens.shape[0]
     for at, name in _NO_GRADIENT.items():
         x = options[at]
         if x is not None and type(x) is not float and isinstance(x, Tensor) and differentiated(x):
             raise NotImplementedError(f"{name}: gradients are for q, k, v, bias and sinks; pass {name}.detach(), or "
                                       "multiply q by what is learned")
-    for lengths, longest, tokens in ((CU_SEQLENS_Q, MAX_SEQLEN_Q, q), (CU_SEQLENS_K, MAX_SEQLEN_K, k)):
-        x = options[lengths]
-        if x is not None and options[longest] is None:
-            # Values are not read while tracing: the number of tokens bounds every sequence.
-            changes[longest] = max(int(x.diff().max()), 0) if eager(x) and x.numel() > 1 else tokens.shape[0]
     if options[DROPOUT_P] and options[SEED] is None and options[DROPOUT_STATE] is None:
         changes[DROPOUT_STATE] = torch.randint(0, 2**32, (2,), dtype=torch.int64, device=q.device)
     if options[DETERMINISTIC] == -1 and torch.are_deterministic_algorithms_enabled():
@@ -91,8 +97,12 @@ class _Attention(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Any, sinks: Any, options: tuple[Any, ...]) -> Any:
         out, lse = new_outputs(q, v)
         _core.forward(options, where(q), q, k, v, out, lse)
-        ctx.save_for_backward(q, k, v, out, lse, *(options[at] for at in TENSORS))
-        ctx.options = replaced(options, dict.fromkeys(TENSORS))
+        if no_tensors(options):
+            ctx.save_for_backward(q, k, v, out, lse)
+            ctx.options = options
+        else:
+            ctx.save_for_backward(q, k, v, out, lse, *(options[at] for at in TENSORS))
+            ctx.options = replaced(options, dict.fromkeys(TENSORS))
         ctx.set_materialize_grads(False)
         return out, lse
 
@@ -103,7 +113,7 @@ class _Attention(torch.autograd.Function):
             return None, None, None, None, None, None
         if grad_out is None:
             grad_out = torch.zeros_like(out)
-        options = replaced(ctx.options, dict(zip(TENSORS, rest)))
+        options = replaced(ctx.options, dict(zip(TENSORS, rest))) if rest else ctx.options
         wanted = ctx.needs_input_grad[3], ctx.needs_input_grad[4]
         if torch.is_grad_enabled():  # create_graph=True: the graph ends here, with an error that says so
             return (*_Gradients.apply(grad_out, grad_lse, q, k, v, out, lse, options, wanted), None)
