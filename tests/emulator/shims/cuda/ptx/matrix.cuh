@@ -15,6 +15,13 @@ namespace onepass::ptx {
 struct MatrixRows {
   std::uint32_t address;
   std::uint32_t r[4];
+  unsigned char row[16] = {};  // what ldmatrix found there when this lane came
+
+  static MatrixRows load(std::uint32_t address) {
+    MatrixRows own = {address, {}};
+    std::memcpy(own.row, emulator::shared(address, 16, 16), sizeof own.row);
+    return own;
+  }
 };
 /// Register m of lane 4 g + t holds elements 2 t and 2 t + 1 of row g of matrix m; transposed, of column g.
 template <bool kStore, bool kTranspose>
@@ -23,7 +30,10 @@ void move_matrices(const char* what, MatrixRows& own) {
   emulator::together(what, own, [](MatrixRows* const* lanes) {
     for (int m = 0; m < 4; ++m) {
       unsigned char* rows[8];
-      for (int row = 0; row < 8; ++row) rows[row] = emulator::shared(lanes[8 * m + row]->address, 16, 16);
+      for (int row = 0; row < 8; ++row) {
+        MatrixRows& at = *lanes[8 * m + row];
+        rows[row] = kStore ? emulator::shared(at.address, 16, 16) : at.row;
+      }
       for (int lane = 0; lane < emulator::kWarp; ++lane) {
         auto* element = reinterpret_cast<unsigned char*>(&lanes[lane]->r[m]);
         for (int e = 0; e < 2; ++e, element += 2) {
@@ -36,12 +46,12 @@ void move_matrices(const char* what, MatrixRows& own) {
   });
 }
 inline void ldmatrix_x4(std::uint32_t (&r)[4], std::uint32_t address) {
-  MatrixRows own = {address, {}};
+  MatrixRows own = MatrixRows::load(address);
   move_matrices<false, false>("ldmatrix", own);
   std::memcpy(r, own.r, sizeof r);
 }
 inline void ldmatrix_x4_trans(std::uint32_t (&r)[4], std::uint32_t address) {
-  MatrixRows own = {address, {}};
+  MatrixRows own = MatrixRows::load(address);
   move_matrices<false, true>("ldmatrix.trans", own);
   std::memcpy(r, own.r, sizeof r);
 }
