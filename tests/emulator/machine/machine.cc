@@ -129,11 +129,14 @@ Warp* next_warp() {
   return best;
 }
 
-/// Each of its lanes goes on until it waits, from a random one on, upwards or downwards.
+/// Each of its lanes goes on until it waits, from a random one on, upwards or downwards; now and then only some of them
+/// before other warps have their turn.
 void run_warp(Warp& warp) {
   const std::uint64_t draw = machine.random.next();
   const int first = static_cast<int>(draw % kWarp), step = (draw >> 8) % 2 == 0 ? 1 : kWarp - 1;
-  for (int n = 0; n < kWarp; ++n) {
+  const bool some = (draw >> 16) % 16 == 0;
+  if (some) warp.priority = static_cast<std::int64_t>(machine.random.next() >> 1);
+  for (int n = 0; n < (some ? 1 + static_cast<int>((draw >> 24) % kWarp) : kWarp); ++n) {
     Lane& lane = warp.lanes[(first + n * step) % kWarp];
     if (lane.state == Lane::State::ready && machine.error.empty()) enter(lane);
   }
