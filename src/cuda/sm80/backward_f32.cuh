@@ -209,7 +209,7 @@ class BackwardF32Block {
 
   __device__ __forceinline__ void add_dv(int tile, float (&r_dv)[kM][kD / 8][4]) const {
     float r_p[kM][kN][4];
-    multiply_rows<kM, kN, kD, true>(r_p, own_rows_a(0), s_base_ + kOffsetQ + Lanes::rows_b(lane_), lines());
+    multiply_rows<kM, kN, kD, Split::three>(r_p, own_rows_a(0), s_base_ + kOffsetQ + Lanes::rows_b(lane_), lines());
     constexpr float kLog2e = 1.44269504088896341f;
 #pragma unroll
     for (int n = 0; n < kN; ++n) {
@@ -229,7 +229,8 @@ class BackwardF32Block {
 
   __device__ __forceinline__ void add_dk(int tile, float (&r_dk)[kM][kD / 8][4]) const {
     float r_ds[kM][kN][4];
-    multiply_rows<kM, kN, kD, false>(r_ds, own_rows_a(kOffsetV), s_base_ + kOffsetDO + Lanes::rows_b(lane_), lines_v());
+    multiply_rows<kM, kN, kD, Split::three>(r_ds, own_rows_a(kOffsetV), s_base_ + kOffsetDO + Lanes::rows_b(lane_),
+                                            lines_v());
     ptx::named_barrier_sync(kPair + pair(), 64);
     const std::uint32_t s_lane = s_score_lane();
 #pragma unroll
