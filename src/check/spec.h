@@ -83,9 +83,7 @@ struct Limits {
   std::int64_t max_seq = 300;
   double work = 3e6;   // multiply-adds of Q K^T and P V, about
   bool plain = false;  // no score modifiers
-  /// What CUDA kernels serve: plain, no NaN in V that only some rows see, no float32 gradients of subnormal numbers;
-  /// half of the cases with aligned rows.
-  bool cuda = false;
+  bool cuda = false;   // what CUDA kernels serve: plain, no NaN in V that only some rows see, half with aligned rows
 };
 
 /// The case of `seed`: any mix of sizes, masks, modifiers, values and strides. Cases of different seeds are

@@ -1,9 +1,8 @@
 // Products of float32 matrices on tensor cores that take TF32. An operand x becomes big + small, both of TF32's 11
 // bits: big is x to the nearest, small what is left, all but its last bit at times. A product is small*big + big*small
-// + big*big; small*small is half a unit of its last place at most. The tensor core truncates what it adds, always
-// towards zero, so no chain of products is long: each begins at zero, small and big products apart, and is added in
-// float32, rounded to the nearest. After Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores"
-// (2022).
+// + big*big; small*small is below float32's rounding. The tensor core truncates what it adds, always towards zero, so
+// no chain of products is long: each begins at zero, small and big products apart, and is added in float32, rounded to
+// the nearest. After Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores" (2022).
 #pragma once
 
 #include "cuda/ptx/matrix.cuh"
@@ -17,14 +16,9 @@ __device__ __forceinline__ void split(std::uint32_t x, std::uint32_t& big, std::
   small = __float_as_uint(__uint_as_float(x) - __uint_as_float(big));
 }
 
-/// x = part 0 + part 1 + part 2 exactly, each of at most 8 bits.
-__device__ __forceinline__ void split_whole(std::uint32_t x, std::uint32_t (&part)[3]) {
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    part[i] = (x + 0x8000u) & 0xffff0000u;
-    x = __float_as_uint(__uint_as_float(x) - __uint_as_float(part[i]));
-  }
-  part[2] = x;
+/// What the tensor core drops of `small`.
+__device__ __forceinline__ std::uint32_t last_bit(std::uint32_t small) {
+  return __float_as_uint(__uint_as_float(small) - __uint_as_float(small & 0xffffe000u));
 }
 
 /// A 16x8 operand A, as mma_16x8x8_tf32 takes it.
@@ -91,64 +85,14 @@ __device__ __forceinline__ void set_zero(float (&x)[kM][kN][4]) {
   }
 }
 
-/// How the scores' operands are split: in two parts of 11 bits, which leave out the last bit of 24 at times, or in
-/// three of 8 bits, which leave out nothing.
-enum class Split { two, three };
-
-/// The products of operands for multiply_rows: those of the largest parts are added to big, which is 0, the others to
-/// small. Three parts: all but those below 2^-24 of the product. A sum of eight products of 16 bits is hardly ever
-/// cut off, as the sums of products of 22 bits are.
-template <Split kSplit>
-struct ScoreProducts;
-template <>
-struct ScoreProducts<Split::two> {
-  using A = SplitA;
-  using B = SplitB;
-  __device__ __forceinline__ static void add(float (&big)[4], float (&small)[4], const A& a, const B& b) {
-    ptx::mma_16x8x8_tf32(big, a.big, b.big[0], b.big[1]);
-    ptx::mma_16x8x8_tf32(small, a.small, b.big[0], b.big[1]);
-    ptx::mma_16x8x8_tf32(small, a.big, b.small[0], b.small[1]);
-  }
-};
-template <>
-struct ScoreProducts<Split::three> {
-  struct A {
-    std::uint32_t part[3][4];
-    __device__ __forceinline__ void set(const std::uint32_t (&x)[4]) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        std::uint32_t r[3];
-        split_whole(x[i], r);
-#pragma unroll
-        for (int n = 0; n < 3; ++n) part[n][i] = r[n];
-      }
-    }
-  };
-  struct B {
-    std::uint32_t part[2][3];
-    __device__ __forceinline__ void set(std::uint32_t x0, std::uint32_t x1) {
-      split_whole(x0, part[0]);
-      split_whole(x1, part[1]);
-    }
-  };
-  __device__ __forceinline__ static void add(float (&big)[4], float (&small)[4], const A& a, const B& b) {
-    ptx::mma_16x8x8_tf32(big, a.part[0], b.part[0][0], b.part[1][0]);
-#pragma unroll
-    for (int sum = 2; sum > 0; --sum) {
-#pragma unroll
-      for (int n = 0; n <= sum; ++n) ptx::mma_16x8x8_tf32(small, a.part[n], b.part[0][sum - n], b.part[1][sum - n]);
-    }
-  }
-};
-
 /// s (16 kM, 8 kN) = A B^T, both tiles with kCols columns in shared memory, of which the first `lines` times 32 are not
 /// all zero. Scores are exponents: an error of one is a relative error of its weight. So here each single big product
-/// is added in float32; only the small ones form chains.
-template <int kM, int kN, int kCols, Split kSplit>
+/// is added in float32; only the small ones form chains. kWhole: with the last bit of the operands too, which the
+/// small parts leave out, in two more products.
+template <int kM, int kN, int kCols, bool kWhole>
 __device__ __forceinline__ void multiply_rows(float (&s)[kM][kN][4], std::uint32_t a_lane, std::uint32_t b_lane,
                                               int lines) {
   using Tile = F32Tile<kCols>;
-  using Products = ScoreProducts<kSplit>;
   float small[kM][kN][4];
   set_zero(s);
   set_zero(small);
@@ -156,7 +100,7 @@ __device__ __forceinline__ void multiply_rows(float (&s)[kM][kN][4], std::uint32
   for (int line = 0; line < lines; ++line, a_lane += 128, b_lane += 128) {
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      typename Products::A a[kM];
+      SplitA a[kM];
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
         std::uint32_t x[4];
@@ -169,12 +113,21 @@ __device__ __forceinline__ void multiply_rows(float (&s)[kM][kN][4], std::uint32
         ptx::ldmatrix_x4(x, Tile::advance(b_lane, 8 * n, 2 * step));
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          typename Products::B b;
+          SplitB b;
           b.set(x[2 * i], x[2 * i + 1]);
 #pragma unroll
           for (int m = 0; m < kM; ++m) {
             float big[4] = {};
-            Products::add(big, small[m][n + i], a[m], b);
+            ptx::mma_16x8x8_tf32(big, a[m].big, b.big[0], b.big[1]);
+            ptx::mma_16x8x8_tf32(small[m][n + i], a[m].small, b.big[0], b.big[1]);
+            ptx::mma_16x8x8_tf32(small[m][n + i], a[m].big, b.small[0], b.small[1]);
+            if constexpr (kWhole) {
+              std::uint32_t a_last[4];
+#pragma unroll
+              for (int e = 0; e < 4; ++e) a_last[e] = last_bit(a[m].small[e]);
+              ptx::mma_16x8x8_tf32(small[m][n + i], a_last, b.big[0], b.big[1]);
+              ptx::mma_16x8x8_tf32(small[m][n + i], a[m].big, last_bit(b.small[0]), last_bit(b.small[1]));
+            }
 #pragma unroll
             for (int e = 0; e < 4; ++e) s[m][n + i][e] += big[e];
           }

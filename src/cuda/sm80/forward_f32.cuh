@@ -76,7 +76,7 @@ class ForwardF32Block {
       const bool sees = warp.some_begin <= block && block < warp.some_end;
       float r_s[kM][kN][4];
       if (sees) {
-        multiply_rows<kM, kN, kHeadDim, Split::two>(r_s, q_lane, s_tile(tile) + Lanes::rows_b(lane_), args_.lines);
+        multiply_rows<kM, kN, kHeadDim, false>(r_s, q_lane, s_tile(tile) + Lanes::rows_b(lane_), args_.lines);
         if (block < warp.all_begin || warp.all_end <= block)
           mask(r_s, scope_.first_key + std::int64_t{block} * kBlockK);
       }
