@@ -48,6 +48,11 @@ __device__ void schedule_key_tiles(BackwardShared<C>& shared, const BackwardPara
   }
 }
 
+/// First row of the step after the one of `row`; with the tile's first row again, another head begins.
+__device__ __forceinline__ int next_row(int row, int wrap_row, int last_row, int row_step) {
+  return row == last_row ? wrap_row : row + row_step;
+}
+
 /// One thread loads Q with its statistics, and K; another dO. (V is loaded by its readers.) The tile's fields are read
 /// again from shared memory for each step, as there are few registers, but before the wait for its slot: the memory is
 /// busy and answers late.
@@ -77,11 +82,12 @@ __device__ void load_key_tiles(BackwardShared<C>& shared, const BackwardParams& 
 #pragma unroll 1
     while (true) {
       const int rows = min(C::kBlockQ, tile.q_rows - row), batch = tile.batch;
-      const int operand_row = tile.q_row + row;
+      const ptx::TmaCoordinates at = box_at(C::kBlockQ, 0, tile.q_row + row, rows, head, batch);
       const float* g_stats = nullptr;
       if constexpr (kIsQ) {
         g_stats = p.stats + (head * p.tiles + tile.q_tile + row / C::kBlockQ) * C::kStatFloats;
-        if (head == (tile.kv_head + 1) * p.group - 1 && row == tile.first_row + (tile.steps - 1) * C::kBlockQ) {
+        if (head == (tile.kv_head + 1) * p.group - 1 &&
+            next_row(row, tile.wrap_row, tile.last_row, p.row_step) == tile.first_row) {
           ptx::mbarrier_arrive(ptx::shared_address(&shared.tile_wanted));
         }
       }
@@ -91,18 +97,15 @@ __device__ void load_key_tiles(BackwardShared<C>& shared, const BackwardParams& 
 #pragma unroll
       for (int panel = 0; panel < kPanels; ++panel) {
         ptx::tma_load(s_rows + (stage.slot * kPanels + panel) * (C::kBlockQ * 128), &map_rows, full,
-                      box_at(C::kBlockQ, panel, operand_row, rows, head, batch));
+                      {panel * 64, at.c1, at.c2, at.c3, at.c4});
       }
       if constexpr (kIsQ) {
         ptx::bulk_load(ptx::shared_address(shared.stats) + stage.slot * (C::kStatFloats * 4), g_stats,
                        C::kStatFloats * 4, full);
       }
       stage.next();
-      row += C::kBlockQ;
-      if (row == tile.first_row + tile.steps * C::kBlockQ) {
-        row = tile.first_row;
-        if (++head == (tile.kv_head + 1) * p.group) break;
-      }
+      row = next_row(row, tile.wrap_row, tile.last_row, p.row_step);
+      if (row == tile.first_row && ++head == (tile.kv_head + 1) * p.group) break;
     }
     ptx::mbarrier_arrive(ptx::shared_address(&shared.tile_empty[done % 2]));
   }
