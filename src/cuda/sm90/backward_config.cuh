@@ -32,7 +32,7 @@ struct alignas(16) KeyTile {
 /// come stores; the others add when that is done, deterministic ones in the order of their ranks; the last to finish
 /// converts.
 struct alignas(16) Progress {
-  unsigned begun;       // 1: somebody has begun
+  unsigned begun;       // of warp 0: 1: somebody has begun
   float finished, all;  // additions that are in memory, and of all blocks
   float first_rank;     // of the key tiles that add
 };
@@ -114,6 +114,7 @@ struct BackwardShared {
   std::uint64_t tile_full[2];               // the scheduler has written the slot; all others wait
   std::uint64_t tile_wanted;                // Q's loader has come to the last step of a tile; the scheduler waits
   std::uint64_t tile_empty[2];              // each main and dQ warp, and both loaders; the scheduler waits
+  unsigned claimed[2];                      // by dS slot: 1: another block came first to this query tile of dQ
   KeyTile tiles[2];
 };
 

@@ -81,7 +81,8 @@ struct Backward {
     p.row_step = p.deterministic && slope ? -C::kBlockQ : C::kBlockQ;
     p.store_by_tma = problem.head_dim % 8 == 0 && problem.head_dim_v % 8 == 0;
     p.section = slope ? section(problem) : 0;
-    p.in_turn = slope || problem.mask.varlen || has_lengths(problem.mask);
+    // Deterministic blocks take even their first tile in turn: that of the lowest rank is then in a block that runs.
+    p.in_turn = p.deterministic || slope || problem.mask.varlen || has_lengths(problem.mask);
     char* const base = static_cast<char*>(launch.workspace);
     p.dq = reinterpret_cast<float*>(base);
     p.stats = reinterpret_cast<float*>(base + at.stats);
@@ -106,10 +107,7 @@ struct Backward {
     ONEPASS_RETURN_IF_ERROR(encode_map(map_dq, x.grad_q, q, 16));
     ONEPASS_RETURN_IF_ERROR(encode_map(map_dk, x.grad_k, k, 64));
     ONEPASS_RETURN_IF_ERROR(encode_map(map_dv, x.grad_v, k_v, 64));
-    std::int64_t blocks = std::min<std::int64_t>(p.key_tiles * p.heads_kv, multiprocessors(launch.device));
-    if (p.deterministic && !p.in_turn && p.item_k_tiles < blocks) {
-      blocks -= blocks % p.item_k_tiles;  // a block has tiles of one rank, so that waits do not add up over heads
-    }
+    const std::int64_t blocks = std::min<std::int64_t>(p.key_tiles * p.heads_kv, multiprocessors(launch.device));
     return cuda::launch(backward_kernel<C>, blocks, C::kThreads, kSharedBytes, launch, map_q, map_do, map_k, map_v,
                         map_dq, map_dk, map_dv, p);
   }

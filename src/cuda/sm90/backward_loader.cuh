@@ -30,10 +30,10 @@ __device__ void schedule_key_tiles(BackwardShared<C>& shared, const BackwardPara
     int word = 0;  // lane i: word i of the tile
     if (done > 0) ptx::mbarrier_wait(ptx::shared_address(&shared.tile_wanted), (done & 1) ^ 1);
     for (bool first = done == 0;; first = false) {
-      if (!first && p.in_turn) {
+      if (p.in_turn) {
         unsigned taken = 0;
         if (lane == 0) taken = atomicAdd(p.next_tile, 1u);
-        index = __shfl_sync(~0u, taken, 0) + gridDim.x;
+        index = __shfl_sync(~0u, taken, 0);
       } else if (!first) {
         index += gridDim.x;
       }

@@ -81,13 +81,19 @@ class QueryWarp {
   __device__ __forceinline__ void step(const Place& now, int rank, unsigned k_slot, int ds_slot) {
     const std::uint32_t k_low = ptx::descriptor_low(ptx::shared_address(s_.k[k_slot]), C::kBlockK * 128);
     const std::uint32_t ds_low = ptx::descriptor_low(ptx::shared_address(s_.ds[ds_slot]));
-    // Lane 0's: what it has to wait for, 0 for the first one, and what there is.
+    // Lane 0's: what it has to wait for, 0 for the first one, and what there is. One warp claims for all four, so that
+    // the same block comes first for all: products keep them together, and two blocks that were each first for some of
+    // the warps would wait for each other.
     float before_this = 0, finished = 0;
+    unsigned claimed = 0;
     if (lane_ == 0) {
       Progress* const g = progress(now.index);
       finished = ptx::load_relaxed(&g->finished);
-      before_this = p_.deterministic ? static_cast<float>(rank) - ptx::load_relaxed(&g->first_rank)
-                                     : static_cast<float>(ptx::exchange_relaxed(&g->begun, 1));
+      if (p_.deterministic) {
+        before_this = static_cast<float>(rank) - ptx::load_relaxed(&g->first_rank);
+      } else if (warp_ == 0) {
+        claimed = ptx::exchange_relaxed(&g->begun, 1);
+      }
     }
     Report report;
 #pragma unroll
@@ -110,6 +116,11 @@ class QueryWarp {
       // Before it may wait for another block, a warp reports what it has finished: so none waits in a circle.
       if (chunk == 0) {
         report = finish();
+        if (!p_.deterministic) {
+          if (warp_ == 0 && lane_ == 0) s_.claimed[ds_slot] = claimed;
+          ptx::named_barrier_sync(1 + C::kMains, 128);  // the four warps: the claim is written; all read it
+          before_this = static_cast<float>(s_.claimed[ds_slot]);
+        }
         if (lane_ == 0) {
           while (finished < before_this) finished = ptx::load_relaxed(&progress(now.index)->finished);
         }
