@@ -19,7 +19,7 @@ struct Backward {
 
   static Tiles tiles() { return {C::kBlockQ, C::kBlockK, C::kStages, C::kThreads, kSharedBytes}; }
 
-  /// Bytes: heads_q tiles (4 block_q bucket + 8 block_q + 192) + 48 heads_kv key_tiles + 64, see BackwardParams.
+  /// Bytes: heads_q tiles (4 block_q bucket + 8 block_q + 192) + 64 heads_kv key_tiles + 64, see BackwardParams.
   static std::size_t workspace(const Problem& problem) { return static_cast<std::size_t>(layout(problem).bytes); }
 
   static Status run(const Problem& problem, const BackwardOperands& x, const Launch& launch) {
