@@ -168,7 +168,8 @@ TEST_P(HopperRow, LongRowsAndManyTiles) {
   }
 }
 
-/// In whatever order warps, copies and products run, every bit is the same, but for dQ of calls not deterministic.
+/// In whatever order warps, copies and products run, every bit of the result is the same, but for dQ, whose parts are
+/// added as they come.
 TEST_P(HopperRow, EveryOrderGivesTheSameBits) {
   const Kernel& kernel = *GetParam();
   CaseSpec plain = sized(kernel, 190, 300), packed = sized(kernel, 200, 180);
@@ -178,11 +179,10 @@ TEST_P(HopperRow, EveryOrderGivesTheSameBits) {
   packed.cu_seqlens_q = {0, 70, 70, 270, 290};
   packed.cu_seqlens_k = {0, 130, 140, 320, 325};
   packed.batch = 4;
-  packed.total_q = 300, packed.total_k = 330;
+  packed.total_q = 300;
+  packed.total_k = 330;
   packed.window_left = 90;
-  CaseSpec in_order = plain;
-  in_order.deterministic = kernel.pass == Pass::backward ? 1 : -1;
-  for (const CaseSpec& spec : {plain, packed, in_order}) {
+  for (const CaseSpec& spec : {plain, packed}) {
     Case c(spec);
     const Reference reference(c);
     std::uint64_t first = 0;
@@ -190,12 +190,12 @@ TEST_P(HopperRow, EveryOrderGivesTheSameBits) {
       emulator::set_seed(kit::first_seed() + static_cast<std::uint64_t>(n));
       EXPECT_TRUE(kit::passes(check::check_kernel(kernel, c, reference))) << "order " << n;
       std::uint64_t bits = 0;
-      for (const check::Array* array : {&c.out, &c.lse, &c.grad_k, &c.grad_v, &c.grad_q}) {
-        if (*array && (array != &c.grad_q || spec.deterministic == 1))
-          bits = bits * 0x9E3779B97F4A7C15u + array->bits();
+      for (const check::Array* array : {&c.out, &c.lse, &c.grad_k, &c.grad_v}) {
+        if (*array) bits = bits * 0x9E3779B97F4A7C15u + array->bits();
       }
       if (n == 0) first = bits;
-      ASSERT_EQ(bits, first) << "order " << n;
+      EXPECT_EQ(bits, first) << "order " << n;
+      if (HasFailure()) return;
     }
   }
 }

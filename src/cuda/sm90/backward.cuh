@@ -10,8 +10,8 @@ template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1)
     backward_kernel(const __grid_constant__ CUtensorMap map_q, const __grid_constant__ CUtensorMap map_do,
                     const __grid_constant__ CUtensorMap map_k, const __grid_constant__ CUtensorMap map_v,
-                    const __grid_constant__ CUtensorMap map_dq, const __grid_constant__ CUtensorMap map_dk,
-                    const __grid_constant__ CUtensorMap map_dv, const __grid_constant__ BackwardParams params) {
+                    const __grid_constant__ CUtensorMap map_dk, const __grid_constant__ CUtensorMap map_dv,
+                    const __grid_constant__ BackwardParams params) {
   BackwardShared<C>& shared = *reinterpret_cast<BackwardShared<C>*>(ptx::dynamic_shared());
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
 
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     }
   } else if (warpgroup == C::kMains) {
     ptx::registers_decrease<C::kTile.query_registers>();
-    QueryWarp<C>(shared, params, map_dq).run();
+    accumulate_queries<C>(shared, params);
   } else {
     ptx::registers_increase<C::kTile.main_registers>();
     KeyWarpgroup<C>(shared, params, map_v, map_dk, map_dv, warpgroup).run();

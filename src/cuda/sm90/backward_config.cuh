@@ -19,22 +19,11 @@ struct alignas(16) KeyTile {
   int batch;      // coordinate in the tensors: 0 when packed
   int q_row;      // row 0 in Q's seq dimension
   int q_rows;     // rows of the sequence that see any key
-  int first_row;  // of the first step, see next_row
-  int wrap_row, last_row;
-  int steps;   // query tiles that see the keys, of each query head; 0: nothing to do
-  int lo, hi;  // row r sees the keys max(0, lo + r) <= j < min(keys, hi + r)
-  int q_tile;  // row 0's query tile in the workspace, of each head
-  int rank;    // among the key tiles of the sequence
-  int unused[2];
-};
-
-/// How far a quarter of a query tile's dQ is, the one that warp w of the dQ warpgroup adds in every block. The first to
-/// come stores; the others add when that is done, deterministic ones in the order of their ranks; the last to finish
-/// converts.
-struct alignas(16) Progress {
-  unsigned begun;       // of warp 0: 1: somebody has begun
-  float finished, all;  // additions that are in memory, and of all blocks
-  float first_rank;     // of the key tiles that add
+  int first_row;  // of the first step, a multiple of block_q
+  int steps;      // query tiles that see the keys; 0: nothing to do
+  int lo, hi;     // row r sees the keys max(0, lo + r) <= j < min(keys, hi + r)
+  int q_tile;     // row 0's query tile in the workspace, of each head
+  int unused;
 };
 
 /// The scalar parameters of all kernels of a call.
@@ -42,7 +31,6 @@ struct alignas(16) Progress {
 /// total_q / block_q + batch; likewise key tiles of 128 keys:
 ///   dq     (heads_q, tiles, block_q bucket) float32, each tile in the order of the product's registers
 ///   stats  (heads_q, tiles, 8, block_q / 4 + 4) float32: log2(e) LSE, then D, each by lane of a quad
-///   progress  (heads_q, tiles, 4) Progress
 ///   plan   (key tiles heads_kv) KeyTile
 ///   next_tile  uint32
 struct BackwardParams {
@@ -59,12 +47,9 @@ struct BackwardParams {
   float hidden;             // score of a hidden pair: scale_log2 hidden = -inf
   float* dq;
   float* stats;
-  Progress* progress;
   KeyTile* plan;
   unsigned* next_tile;
-  int row_step;  // block_q, or -block_q: from the last row to the first
-  bool deterministic;
-  bool store_by_tma;  // rows of dQ, dK and dV are whole numbers of 16 bytes, which TMA does not cut
+  bool store_by_tma;  // rows of dK and dV are whole numbers of 16 bytes, which TMA does not cut
   bool in_turn;       // blocks take the next tile when they are done with one; else each has a fixed share
 
   ONEPASS_INLINE Sequence sequence(std::int64_t b) const {
@@ -89,7 +74,6 @@ struct BackwardConfig {
   static constexpr int kStaging = 2;  // chunks on their way to memory
   static constexpr int kQBytes = kBlockQ * kD * 2, kDoBytes = kBlockQ * kDV * 2;
   static_assert(kMains * kTile.main_registers + kTile.query_registers + kTile.loader_registers <= 4 * 128);
-  static_assert(kChunks % kStaging == 0, "a step begins with the first chunk of staging");
   static_assert(kD % 64 == 0 && kDV % 64 == 0 && kBlockQ % 64 == 0);
 };
 
@@ -114,7 +98,6 @@ struct BackwardShared {
   std::uint64_t tile_full[2];               // the scheduler has written the slot; all others wait
   std::uint64_t tile_wanted;                // Q's loader has come to the last step of a tile; the scheduler waits
   std::uint64_t tile_empty[2];              // each main and dQ warp, and both loaders; the scheduler waits
-  unsigned claimed[2];                      // by dS slot: 1: another block came first to this query tile of dQ
   KeyTile tiles[2];
 };
 

@@ -35,15 +35,16 @@ class KeyWarpgroup {
       ptx::mbarrier_wait(ptx::shared_address(&s_.k_full[done % 2]), done / 2 & 1);
       if (done == 0 && threadIdx.x % 128 == 0) load_v(tile);
       // Rows that see all 64 keys are those from full_begin on, before full_end.
+      const int first_row = uniform(tile.first_row), end_row = first_row + steps * C::kBlockQ;
       int full_begin = uniform(64 * warpgroup_ + 64 - tile.hi);
       const int full_end = uniform(64 * warpgroup_ - tile.lo + 1);
       if (uniform(tile.keys) < 64 * warpgroup_ + 64) full_begin = kFarRow;
-      const int wrap_row = uniform(tile.wrap_row), last_row = uniform(tile.last_row);
-      int row = uniform(tile.first_row);
+      int row = first_row;
 #pragma unroll 1
       for (int left = steps * p_.group, first = 1; left > 0; --left, first = 0) {
         step(r_dk, r_dv, tile, done, row, row < full_begin || row + C::kBlockQ > full_end, first ^ 1);
-        row = next_row(row, wrap_row, last_row, p_.row_step);
+        row += C::kBlockQ;
+        if (row == end_row) row = first_row;
         if (first && done > 0 && threadIdx.x % 128 == 0) {
           ptx::bulk_wait_read_but<0>();  // the last tile's dK
           ptx::mbarrier_arrive(ptx::shared_address(&s_.k_empty[(done + 1) % 2]));

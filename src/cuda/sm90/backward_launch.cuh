@@ -19,25 +19,28 @@ struct Backward {
 
   static Tiles tiles() { return {C::kBlockQ, C::kBlockK, C::kStages, C::kThreads, kSharedBytes}; }
 
-  /// Bytes: heads_q tiles (4 block_q bucket + 8 block_q + 192) + 64 heads_kv key_tiles + 64, see BackwardParams.
+  /// Bytes: heads_q tiles (4 block_q bucket + 8 block_q + 128) + 48 heads_kv key_tiles + 64, see BackwardParams.
   static std::size_t workspace(const Problem& problem) { return static_cast<std::size_t>(layout(problem).bytes); }
 
   static Status run(const Problem& problem, const BackwardOperands& x, const Launch& launch) {
     const DeviceScope scope(launch.device);
     ONEPASS_RETURN_IF_ERROR(scope.status());
     const BackwardParams p = params(problem, x, launch);
-    const std::int64_t key_tiles = p.key_tiles * p.heads_kv, row_blocks = p.heads_q * p.tiles;
-    if (key_tiles > kMostTiles || row_blocks > kMostTiles) {
+    const std::int64_t key_tiles = p.key_tiles * p.heads_kv;
+    if (key_tiles > kMostTiles || p.tiles > kMostTiles) {
       return unsupported("%lld tiles of keys are more than 2^30: split the batch", static_cast<long long>(key_tiles));
     }
+    const std::int64_t row_blocks = p.heads_q * p.tiles;
     const bool any = problem.total_q > 0 && problem.total_k > 0 && key_tiles > 0 && row_blocks > 0;
     if (any) {
       ONEPASS_RETURN_IF_ERROR(cuda::launch(backward_prepare<C>, row_blocks + ceil_div(key_tiles, kPassThreads),
                                            kPassThreads, 0, launch, p));
       ONEPASS_RETURN_IF_ERROR(run_main(problem, x, p, launch));
     }
-    if (any && !leaves_rows(problem)) return {};
-    const std::int64_t rows = problem.mask.varlen ? p.total_k + p.total_q : p.batch * (p.seq_k + p.seq_q);
+    ONEPASS_RETURN_IF_ERROR(
+        cuda::launch(backward_finish<C>, row_blocks, 32 * 4 * C::kChunks, kFinishBytes<C>, launch, p));
+    if (!leaves_rows(problem)) return {};
+    const std::int64_t rows = problem.mask.varlen ? p.total_k + p.total_q : p.batch * p.seq_k;
     return cuda::launch(backward_clear<C>, ceil_div(rows, kPassThreads / 32), kPassThreads, 0, launch, p);
   }
 
@@ -45,7 +48,7 @@ struct Backward {
   static constexpr std::int64_t kMostTiles = std::int64_t{1} << 30;
 
   struct Layout {
-    std::int64_t tiles, key_tiles, stats, progress, plan, counter, bytes;  // offsets in bytes
+    std::int64_t tiles, key_tiles, stats, plan, counter, bytes;  // offsets in bytes
   };
   static Layout layout(const Problem& p) {
     Layout x = {};
@@ -53,8 +56,7 @@ struct Backward {
     x.tiles = packed ? p.total_q / C::kBlockQ + p.batch : p.batch * ceil_div(p.seq_q, C::kBlockQ);
     x.key_tiles = packed ? p.total_k / C::kBlockK + p.batch : p.batch * ceil_div(p.seq_k, C::kBlockK);
     x.stats = p.heads_q * x.tiles * C::kDqFloats * 4;
-    x.progress = x.stats + p.heads_q * x.tiles * C::kStatFloats * 4;
-    x.plan = x.progress + p.heads_q * x.tiles * 4 * static_cast<std::int64_t>(sizeof(Progress));
+    x.plan = x.stats + p.heads_q * x.tiles * C::kStatFloats * 4;
     x.counter = x.plan + x.key_tiles * p.heads_kv * static_cast<std::int64_t>(sizeof(KeyTile));
     x.bytes = x.counter + 64;
     return x;
@@ -76,17 +78,12 @@ struct Backward {
     if (p.scale_log2 == 0) p.scale_log2 = std::numeric_limits<float>::min();  // so that a hidden score stays -inf
     p.hidden = p.scale_log2 < 0 ? std::numeric_limits<float>::infinity() : -std::numeric_limits<float>::infinity();
     const bool slope = problem.mask.causal || problem.mask.window_right >= 0;  // first keys are seen by most rows
-    // Deterministic blocks wait for those of lower rank, which all begin at the same row where the first ones see most.
-    p.deterministic = problem.deterministic == 1;
-    p.row_step = p.deterministic && slope ? -C::kBlockQ : C::kBlockQ;
     p.store_by_tma = problem.head_dim % 8 == 0 && problem.head_dim_v % 8 == 0;
     p.section = slope ? section(problem) : 0;
-    // Deterministic blocks take even their first tile in turn: that of the lowest rank is then in a block that runs.
-    p.in_turn = p.deterministic || slope || problem.mask.varlen || has_lengths(problem.mask);
+    p.in_turn = slope || problem.mask.varlen || has_lengths(problem.mask);
     char* const base = static_cast<char*>(launch.workspace);
     p.dq = reinterpret_cast<float*>(base);
     p.stats = reinterpret_cast<float*>(base + at.stats);
-    p.progress = reinterpret_cast<Progress*>(base + at.progress);
     p.plan = reinterpret_cast<KeyTile*>(base + at.plan);
     p.next_tile = reinterpret_cast<unsigned*>(base + at.counter);
     return p;
@@ -99,17 +96,16 @@ struct Backward {
     const MapExtents k = {problem.head_dim, problem.total_k, problem.heads_kv, batch};
     MapExtents q_v = q, k_v = k;
     q_v.dim = k_v.dim = problem.head_dim_v;
-    CUtensorMap map_q, map_do, map_k, map_v, map_dq, map_dk, map_dv;
+    CUtensorMap map_q, map_do, map_k, map_v, map_dk, map_dv;
     ONEPASS_RETURN_IF_ERROR(encode_map(map_q, x.q, q, C::kBlockQ));
     ONEPASS_RETURN_IF_ERROR(encode_map(map_do, x.grad_out, q_v, C::kBlockQ));
     ONEPASS_RETURN_IF_ERROR(encode_map(map_k, x.k, k, C::kBlockK));
     ONEPASS_RETURN_IF_ERROR(encode_map(map_v, x.v, k_v, 64));
-    ONEPASS_RETURN_IF_ERROR(encode_map(map_dq, x.grad_q, q, 16));
     ONEPASS_RETURN_IF_ERROR(encode_map(map_dk, x.grad_k, k, 64));
     ONEPASS_RETURN_IF_ERROR(encode_map(map_dv, x.grad_v, k_v, 64));
     const std::int64_t blocks = std::min<std::int64_t>(p.key_tiles * p.heads_kv, multiprocessors(launch.device));
     return cuda::launch(backward_kernel<C>, blocks, C::kThreads, kSharedBytes, launch, map_q, map_do, map_k, map_v,
-                        map_dq, map_dk, map_dv, p);
+                        map_dk, map_dv, p);
   }
 
   static bool has_lengths(const MaskSpec& mask) {
@@ -120,8 +116,7 @@ struct Backward {
   /// Whether there may be rows of dK, dV or dQ that no tile writes.
   static bool leaves_rows(const Problem& problem) {
     if (problem.mask.varlen || has_lengths(problem.mask)) return true;
-    const Extent x = seen(problem.sequence(0));
-    return x.keys.size() < problem.seq_k || x.rows.size() < problem.seq_q;
+    return seen(problem.sequence(0)).keys.size() < problem.seq_k;
   }
 
   /// KV heads whose Q, dO and sums of dQ the L2 cache holds beside each other.

@@ -30,10 +30,10 @@ __device__ void schedule_key_tiles(BackwardShared<C>& shared, const BackwardPara
     int word = 0;  // lane i: word i of the tile
     if (done > 0) ptx::mbarrier_wait(ptx::shared_address(&shared.tile_wanted), (done & 1) ^ 1);
     for (bool first = done == 0;; first = false) {
-      if (p.in_turn) {
+      if (!first && p.in_turn) {
         unsigned taken = 0;
         if (lane == 0) taken = atomicAdd(p.next_tile, 1u);
-        index = __shfl_sync(~0u, taken, 0);
+        index = __shfl_sync(~0u, taken, 0) + gridDim.x;
       } else if (!first) {
         index += gridDim.x;
       }
@@ -46,11 +46,6 @@ __device__ void schedule_key_tiles(BackwardShared<C>& shared, const BackwardPara
     if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.tile_full[done % 2]));
     if (index >= count) return;
   }
-}
-
-/// First row of the step after the one of `row`; with the tile's first row again, another head begins.
-__device__ __forceinline__ int next_row(int row, int wrap_row, int last_row, int row_step) {
-  return row == last_row ? wrap_row : row + row_step;
 }
 
 /// One thread loads Q with its statistics, and K; another dO. (V is loaded by its readers.) The tile's fields are read
@@ -82,12 +77,11 @@ __device__ void load_key_tiles(BackwardShared<C>& shared, const BackwardParams& 
 #pragma unroll 1
     while (true) {
       const int rows = min(C::kBlockQ, tile.q_rows - row), batch = tile.batch;
-      const ptx::TmaCoordinates at = box_at(C::kBlockQ, 0, tile.q_row + row, rows, head, batch);
+      const int operand_row = tile.q_row + row;
       const float* g_stats = nullptr;
       if constexpr (kIsQ) {
         g_stats = p.stats + (head * p.tiles + tile.q_tile + row / C::kBlockQ) * C::kStatFloats;
-        if (head == (tile.kv_head + 1) * p.group - 1 &&
-            next_row(row, tile.wrap_row, tile.last_row, p.row_step) == tile.first_row) {
+        if (head == (tile.kv_head + 1) * p.group - 1 && row == tile.first_row + (tile.steps - 1) * C::kBlockQ) {
           ptx::mbarrier_arrive(ptx::shared_address(&shared.tile_wanted));
         }
       }
@@ -97,15 +91,18 @@ __device__ void load_key_tiles(BackwardShared<C>& shared, const BackwardParams& 
 #pragma unroll
       for (int panel = 0; panel < kPanels; ++panel) {
         ptx::tma_load(s_rows + (stage.slot * kPanels + panel) * (C::kBlockQ * 128), &map_rows, full,
-                      {panel * 64, at.c1, at.c2, at.c3, at.c4});
+                      box_at(C::kBlockQ, panel, operand_row, rows, head, batch));
       }
       if constexpr (kIsQ) {
         ptx::bulk_load(ptx::shared_address(shared.stats) + stage.slot * (C::kStatFloats * 4), g_stats,
                        C::kStatFloats * 4, full);
       }
       stage.next();
-      row = next_row(row, tile.wrap_row, tile.last_row, p.row_step);
-      if (row == tile.first_row && ++head == (tile.kv_head + 1) * p.group) break;
+      row += C::kBlockQ;
+      if (row == tile.first_row + tile.steps * C::kBlockQ) {
+        row = tile.first_row;
+        if (++head == (tile.kv_head + 1) * p.group) break;
+      }
     }
     ptx::mbarrier_arrive(ptx::shared_address(&shared.tile_empty[done % 2]));
   }

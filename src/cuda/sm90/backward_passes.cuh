@@ -1,6 +1,11 @@
-// What runs before the main kernel: D and LSE, the plan, the progress of dQ; and after it zeros where no gradient is.
+// What runs before and after the main kernel: D, LSE, a zero dQ and the plan; dQ in its type; zeros where no gradient
+// is.
 #pragma once
 
+#include "cuda/ptx/async_copy.cuh"
+#include "cuda/ptx/math.cuh"
+#include "cuda/ptx/matrix.cuh"
+#include "cuda/ptx/shared.cuh"
 #include "cuda/sm90/backward_plan.cuh"
 
 namespace onepass::cuda::sm90 {
@@ -46,7 +51,7 @@ __device__ __forceinline__ void load_eight<float>(float (&x)[8], const void* g_r
   for (int i = 0; i < 8; ++i) x[i] = first + i < dim ? static_cast<const float*>(g_row)[first + i] : 0;
 }
 
-/// Statistics of a query tile of one head, and the number of additions to its dQ.
+/// Statistics of a query tile of one head, and its dQ set to 0.
 template <class C>
 __device__ __forceinline__ void prepare_rows(const BackwardParams& p, std::int64_t index) {
   constexpr int kLanes = C::kDV / 8, kAtOnce = kPassThreads / kLanes;  // threads of a row, rows at once
@@ -58,13 +63,9 @@ __device__ __forceinline__ void prepare_rows(const BackwardParams& p, std::int64
   const Extent x = seen(s);
   const std::int64_t first = (tile - owner.first) * C::kBlockQ;
   if (first >= x.rows.size()) return;
-  if (threadIdx.x < 4) {
-    const std::int64_t begin = x.rows.begin + first, end = min_of<std::int64_t>(begin + C::kBlockQ, x.rows.end);
-    const Interval keys = s.visible_to_any(begin, end);
-    const std::int64_t first_rank = (keys.begin - x.keys.begin) / C::kBlockK;
-    const std::int64_t additions = (keys.end - 1 - x.keys.begin) / C::kBlockK + 1 - first_rank;
-    p.progress[index * 4 + threadIdx.x] = {0, 0, static_cast<float>(additions), static_cast<float>(first_rank)};
-  }
+  auto* const g_dq = reinterpret_cast<float4*>(p.dq + index * C::kDqFloats);
+#pragma unroll
+  for (int i = 0; i < C::kDqFloats / 4 / kPassThreads; ++i) g_dq[i * kPassThreads + threadIdx.x] = {0, 0, 0, 0};
 
   const BackwardOperands& o = p.operands;
   const int lane = threadIdx.x % kLanes;
@@ -107,6 +108,76 @@ __global__ void __launch_bounds__(kPassThreads) backward_prepare(const __grid_co
   if (index < p.key_tiles * p.heads_kv) p.plan[index] = plan_key_tile<C>(p, index);
 }
 
+/// Shared memory of the next kernel.
+template <class C>
+inline constexpr int kFinishBytes = 4 * C::kChunks * 16 * 128;
+
+/// Scales and rounds a tile of dQ; rows of the item that see no key become 0. A warp takes 16 rows and 64 columns.
+/// Tile t of an item writes its rows in the order: those that see keys, then those before them, then those after.
+template <class C>
+__global__ void __launch_bounds__(32 * 4 * C::kChunks) backward_finish(const __grid_constant__ BackwardParams p) {
+  using T = typename C::T;
+  // (16, 64) of each warp, swizzled.
+  auto* const s_rows = reinterpret_cast<unsigned char(*)[16 * 128]>(ptx::dynamic_shared());
+  const std::int64_t index = blockIdx.x;
+  const int head = static_cast<int>(index / p.tiles);
+  const std::int64_t tile = index % p.tiles;
+  const TileOwner owner = tile_owner(p.mask.cu_seqlens_q, tile, p.batch, p.total_q, p.item_q_tiles, C::kBlockQ);
+  const Sequence s = p.sequence(owner.b);
+  const std::int64_t rows_of_item = item_rows(p.mask.cu_seqlens_q, owner.b, s.q_row, p.seq_q, p.total_q);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int chunk = warp / 4;
+  const std::int64_t first =
+      (tile - owner.first) * C::kBlockQ + chunk / C::kPanels * 64 + warp % 4 * 16;  // of the warp's rows
+  if (first >= rows_of_item) return;
+  const Extent x = seen(s);
+  const std::uint32_t s_own = ptx::shared_address(s_rows[warp]);
+  if (first < x.rows.size()) {
+    const auto* const g_dq =
+        reinterpret_cast<const float4*>(p.dq + index * C::kDqFloats + warp * (C::kChunkFloats / 4)) + lane;
+    float4 part[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) part[i] = __ldcs(g_dq + 32 * i);
+    std::uint32_t packed[16];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      packed[2 * i] = ptx::pack<T>(part[i].x * p.scale, part[i].y * p.scale);
+      packed[2 * i + 1] = ptx::pack<T>(part[i].z * p.scale, part[i].w * p.scale);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = lane % 16, column = 2 * i + lane / 16;  // of 8 elements
+      ptx::stmatrix_x4(s_own + row * 128 + ((column ^ (row % 8)) * 16), packed[4 * i], packed[4 * i + 1],
+                       packed[4 * i + 2], packed[4 * i + 3]);
+    }
+    __syncwarp();
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int r = lane / 8 + 4 * i, column = lane % 8;
+    const std::int64_t rank = first + r;
+    if (rank >= rows_of_item) continue;
+    uint4 value = {0, 0, 0, 0};
+    std::int64_t row = x.rows.begin + rank;
+    if (rank < x.rows.size()) {
+      value = *reinterpret_cast<const uint4*>(s_rows[warp] + r * 128 + ((column ^ (r % 8)) * 16));
+    } else {
+      row = rank - x.rows.size();
+      if (row >= x.rows.begin) row += x.rows.size();
+    }
+    const int at = chunk % C::kPanels * 64 + column * 8;
+    auto* const g = reinterpret_cast<std::uint16_t*>(p.operands.grad_q.row(owner.b, s.q_row + row, head)) + at;
+    if (at + 8 <= p.head_dim) {
+      *reinterpret_cast<uint4*>(g) = value;
+    } else {
+      const std::uint32_t words[4] = {value.x, value.y, value.z, value.w};
+      for (int k = 0; k < 8 && at + k < p.head_dim; ++k) {
+        g[k] = static_cast<std::uint16_t>(words[k / 2] >> (k % 2 * 16));
+      }
+    }
+  }
+}
+
 /// Zeros for one row of all heads, by a warp.
 __device__ inline void clear_row(const Tensor& x, std::int64_t b, std::int64_t row, int heads, int dim) {
   for (int i = threadIdx.x % 32; i < heads * dim; i += 32) {
@@ -114,37 +185,36 @@ __device__ inline void clear_row(const Tensor& x, std::int64_t b, std::int64_t r
   }
 }
 
-/// Zeros for dK and dV of keys that no row sees, and for dQ of rows that see no key. A warp for each row of K, then of
-/// Q.
+/// Zeros for dK and dV of keys that no row sees, and for packed rows of dQ outside every sequence. A warp for each row
+/// of K, then, packed, for each row of Q. Without sequences that is every row.
 template <class C>
 __global__ void __launch_bounds__(kPassThreads) backward_clear(const __grid_constant__ BackwardParams p) {
   std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * (kPassThreads / 32) + threadIdx.x / 32;
   const BackwardOperands& o = p.operands;
   const bool packed = p.mask.varlen;
   const std::int64_t key_rows = packed ? p.total_k : p.batch * p.seq_k;
-  const bool of_keys = row < key_rows;
-  if (!of_keys) row -= key_rows;
-  const std::int64_t seq = of_keys ? p.seq_k : p.seq_q;
-  if (!of_keys && row >= (packed ? p.total_q : p.batch * p.seq_q)) return;
-  const std::int32_t* const cu_seqlens = of_keys ? p.mask.cu_seqlens_k : p.mask.cu_seqlens_q;
-  const std::int64_t b = packed ? last_begun(p.batch, row, [&](std::int64_t i) { return cu_seqlens[i]; }) : row / seq;
-  const std::int64_t item = packed ? 0 : b;
-  if (!packed) row %= seq;
-  Extent x = {};
-  Sequence s;
-  if (p.batch > 0) {
-    s = p.sequence(b);
-    x = seen(s);
-  }
-  const Interval& used = of_keys ? x.keys : x.rows;
-  const std::int64_t first = (of_keys ? s.k_row : s.q_row) + used.begin;
-  if (first <= row && row < first + used.size()) return;
-  if (of_keys) {
+  if (row < key_rows) {
+    const std::int64_t b =
+        packed ? last_begun(p.batch, row, [&](std::int64_t i) { return p.mask.cu_seqlens_k[i]; }) : row / p.seq_k;
+    const std::int64_t item = packed ? 0 : b;
+    if (!packed) row %= p.seq_k;
+    if (p.batch > 0) {
+      const Sequence s = p.sequence(b);
+      const Interval keys = seen(s).keys;
+      if (s.k_row + keys.begin <= row && row < s.k_row + keys.end) return;
+    }
     clear_row(o.grad_k, item, row, p.heads_kv, p.head_dim);
     clear_row(o.grad_v, item, row, p.heads_kv, p.head_dim_v);
-  } else {
-    clear_row(o.grad_q, item, row, p.heads_q, p.head_dim);
+    return;
   }
+  row -= key_rows;
+  if (!packed || row >= p.total_q) return;
+  if (p.batch > 0) {
+    const std::int64_t b = last_begun(p.batch, row, [&](std::int64_t i) { return p.mask.cu_seqlens_q[i]; });
+    const Sequence s = p.sequence(b);
+    if (s.q_row <= row && row < s.q_row + item_rows(p.mask.cu_seqlens_q, b, s.q_row, p.seq_q, p.total_q)) return;
+  }
+  clear_row(o.grad_q, 0, row, p.heads_q, p.head_dim);
 }
 
 }  // namespace onepass::cuda::sm90

@@ -90,17 +90,8 @@ __device__ KeyTile plan_key_tile(const BackwardParams& p, std::int64_t index) {
   out.batch = p.mask.varlen ? 0 : static_cast<int>(owner.b);
   out.q_row = static_cast<int>(s.q_row + x.rows.begin);
   out.q_rows = static_cast<int>(x.rows.size());
-  // Blocks that take the key tiles of a head at once begin at different rows, so that they do not wait for each other.
-  const std::int64_t tiles = ceil_div(x.keys.size(), C::kBlockK);
-  const bool up = p.row_step > 0;
-  const std::int64_t first = !up                                ? end - 1
-                             : p.section > 0 || p.deterministic ? begin
-                                                                : begin + (end - begin) * (key / C::kBlockK) / tiles;
-  out.first_row = static_cast<int>(first * C::kBlockQ);
-  out.wrap_row = static_cast<int>((up ? begin : end - 1) * C::kBlockQ);
-  out.last_row = static_cast<int>((up ? end - 1 : begin) * C::kBlockQ);
+  out.first_row = static_cast<int>(begin * C::kBlockQ);
   out.steps = static_cast<int>(end - begin);
-  out.rank = static_cast<int>(key / C::kBlockK);
   out.lo = static_cast<int>(clamp_to<std::int64_t>(s.lo_shift + x.rows.begin - first_key, -kFarRow, kFarRow));
   out.hi = static_cast<int>(clamp_to<std::int64_t>(s.hi_shift + x.rows.begin - first_key, -kFarRow, kFarRow));
   out.q_tile = static_cast<int>(first_tile(p.mask.cu_seqlens_q, owner.b, p.total_q, p.item_q_tiles, C::kBlockQ));

@@ -135,10 +135,6 @@ inline int __ffs(int x) {
   return __builtin_ffs(x);
 }
 template <class T>
-T __ldcg(const T* global) {
-  return *global;
-}
-template <class T>
 T __ldcs(const T* global) {
   return *global;
 }
