@@ -42,9 +42,9 @@ class BackwardBlock {
   static constexpr int kStageDO = 2 * kQ * kD, kStageStats = kStageDO + 2 * kQ * kDV,
                        kStageBytes = kStageStats + 8 * kQ;
   static constexpr int kOffsetDS = kOffsetStages + 2 * kStageBytes, kBytesDS = 2 * kK * kQ;
-  static constexpr int kOffsetScopes = kOffsetDS + 2 * kBytesDS, kOffsetHeads = kOffsetScopes + 2 * kTile.kScopeBytes;
-  static_assert(kOffsetHeads + kTile.kHeadBytes == kTile.shared_bytes(kD, kDV));
-  static_assert(sizeof(KeyScope) == kTile.kScopeBytes);
+  static constexpr int kOffsetScope = kOffsetDS + 2 * kBytesDS;
+  static_assert(kOffsetScope + kTile.kScopeBytes == kTile.shared_bytes(kD, kDV));
+  static_assert(sizeof(KeyScope) <= kTile.kScopeBytes);
 
   enum Barrier {
     kStep = 1,  // all threads: the stage of this step has landed, dS of the last is written, the other buffers are free
@@ -56,12 +56,13 @@ class BackwardBlock {
       : p(params), lane_(threadIdx.x % 32), warp_(threadIdx.x / 32) {}
 
   __device__ __forceinline__ void run() {
-    if (warp_ == 0) take_scope(0, next_ticket());
-    wait_for_copies();
-    __syncthreads();  // all threads: the first scope is there
-    if (!exists(0)) return;
-    load_keys(0);
-    if (scope(0).any()) load_stage(0, 0, first_step(0));
+    if (threadIdx.x == 0) {
+      find_scope(p.deterministic ? atomicAdd(p.turns + p.heads_q * p.tiles * kWarps, 1u) : blockIdx.x);
+    }
+    __syncthreads();  // all threads: the scope is written
+    if (scope().rows_left <= 0) return;
+    load_keys();
+    if (scope().tile_begin < scope().tile_end) load_stage(0, {0, scope().tile_begin});
     if constexpr (kTile.roles == 1) {
       pass<Role::both>();
     } else if (warp_ < kWarps / 2) {
@@ -79,46 +80,17 @@ class BackwardBlock {
   }
   static __device__ __forceinline__ unsigned char* s_bytes() { return ptx::dynamic_shared(); }
   static __device__ __forceinline__ std::uint32_t s_base() { return ptx::shared_address(s_bytes()); }
-  static __device__ __forceinline__ const KeyScope& scope(int which) {
-    return *reinterpret_cast<const KeyScope*>(s_bytes() + kOffsetScopes + which * kTile.kScopeBytes);
-  }
-  /// KV head of a scope; negative: there is nothing left to do.
-  static __device__ __forceinline__ int& kv_head(int which) {
-    return reinterpret_cast<int*>(s_bytes() + kOffsetHeads)[which];
-  }
-  static __device__ __forceinline__ bool exists(int which) { return kv_head(which) >= 0; }
-
-  /// One warp. Tickets are handed out in order, so that whoever waits for another's turn started after it.
-  __device__ __forceinline__ unsigned next_ticket() const {
-    unsigned ticket = 0;
-    if (lane_ == 0) ticket = atomicAdd(p.turns + p.heads_q * p.tiles * kWarps, 1u);
-    return ticket;  // lane 0's
-  }
-  /// One warp: starts the copy of a ticket's scope.
-  __device__ __forceinline__ void take_scope(int which, unsigned ticket_of_lane_0) const {
-    const unsigned ticket = __shfl_sync(0xffffffffu, ticket_of_lane_0, 0);
-    if (lane_ == 0) kv_head(which) = ticket < p.tickets ? static_cast<int>(ticket / p.key_scopes) : -1;
-    if (ticket < p.tickets && lane_ < kTile.kScopeBytes / 16) {
-      const auto* g = reinterpret_cast<const char*>(p.scopes + ticket % p.key_scopes) + 16 * lane_;
-      ptx::cp_async_16(s_base() + kOffsetScopes + which * kTile.kScopeBytes + 16 * lane_, g);
-    }
-  }
+  static __device__ __forceinline__ KeyScope& scope() { return *reinterpret_cast<KeyScope*>(s_bytes() + kOffsetScope); }
 
   /// A query tile of one of the group's heads. The heads follow one another.
   struct Step {
-    int head, tile;
+    int g, tile;
   };
-  __device__ __forceinline__ Step first_step(int which) const {
-    return {kv_head(which) * p.group, scope(which).tile_begin};
+  __device__ __forceinline__ Step after(Step at) const {
+    return at.tile + 1 < scope().tile_end ? Step{at.g, at.tile + 1} : Step{at.g + 1, scope().tile_begin};
   }
-  __device__ __forceinline__ bool inside(int which, Step at) const { return at.head < (kv_head(which) + 1) * p.group; }
-  __device__ __forceinline__ Step after(int which, Step at) const {
-    return at.tile + 1 < scope(which).tile_end ? Step{at.head, at.tile + 1}
-                                               : Step{at.head + 1, scope(which).tile_begin};
-  }
-  __device__ __forceinline__ Step before(int which, Step at) const {
-    return at.tile > scope(which).tile_begin ? Step{at.head, at.tile - 1}
-                                             : Step{at.head - 1, scope(which).tile_end - 1};
+  __device__ __forceinline__ Step before(Step at) const {
+    return at.tile > scope().tile_begin ? Step{at.g, at.tile - 1} : Step{at.g - 1, scope().tile_end - 1};
   }
 
   __device__ __forceinline__ int key_warp() const { return kTile.roles == 1 ? warp_ : warp_ % (kWarps / 2); }
@@ -127,104 +99,105 @@ class BackwardBlock {
     return s_base() + kOffsetStages + stage * kStageBytes;
   }
   __device__ __forceinline__ std::uint32_t s_ds(int stage) const { return s_base() + kOffsetDS + stage * kBytesDS; }
-  /// Of a tile in the workspace, counted from the first of the sequence, head 0.
-  __device__ __forceinline__ std::int64_t relative_tile(Step at) const { return at.head * p.tiles + at.tile; }
+  /// Of a tile in the workspace, counted from the first of the sequence and the group's first head.
+  __device__ __forceinline__ int relative_tile(int g, int tile) const { return g * static_cast<int>(p.tiles) + tile; }
 
-  __device__ __forceinline__ void load_keys(int which) {
-    const KeyScope& k = scope(which);
-    const auto& o = p.operands;
-    load_rows<kD, kK, kThreads>(s_base() + kOffsetK, o.k.row(k.b, k.key_row, kv_head(which)), o.k.stride_seq,
-                                k.key_begin, k.key_end, p.head_dim, p.k_aligned, threadIdx.x);
-    load_rows<kDV, kK, kThreads>(s_base() + kOffsetV, o.v.row(k.b, k.key_row, kv_head(which)), o.v.stride_seq,
-                                 k.key_begin, k.key_end, p.head_dim_v, p.v_aligned, threadIdx.x);
+  __device__ __forceinline__ void find_scope(unsigned block) {
+    KeyScope& k = scope();
+    const auto key_blocks = static_cast<unsigned>(p.key_blocks), heads = static_cast<unsigned>(p.heads_kv);
+    k.key_block = block % key_blocks;
+    k.kv_head = block / key_blocks % heads;
+    k.b = block / key_blocks / heads;
+    k.sequence = p.sequence(k.b);
+    const std::int64_t row = k.key_block * kK;
+    k.rows_left = static_cast<int>(clamp_to<std::int64_t>(p.item_keys(k.b, k.sequence) - row, 0, kK));
+    k.first_key = row - k.sequence.k_start;
+    k.key_row = k.sequence.k_row + k.first_key;
+    const std::int64_t head = k.kv_head * p.group;
+    k.g_q = p.operands.q.row(k.b, k.sequence.q_row, head);
+    k.g_grad_out = p.operands.grad_out.row(k.b, k.sequence.q_row, head);
+    const std::int64_t first_tile = head * p.tiles + p.first_tile(k.b, k.sequence, kQ);
+    k.g_stats = p.stats + first_tile * (2 * kQ);
+    k.g_dq = p.dq_sum + first_tile * (kQ * kD);
+    k.g_turns = p.turns + first_tile * kWarps;
+    k.find_rows(kQ, kK);
   }
 
-  __device__ __forceinline__ void load_stage(int which, int stage, Step step) {
-    const KeyScope& k = scope(which);
+  __device__ __forceinline__ void load_keys() {
+    const auto& o = p.operands;
+    load_rows<kD, kK, kThreads>(s_base() + kOffsetK, o.k.row(scope().b, scope().key_row, scope().kv_head),
+                                o.k.stride_seq, scope().key_begin, scope().key_end, p.head_dim, p.k_aligned,
+                                threadIdx.x);
+    load_rows<kDV, kK, kThreads>(s_base() + kOffsetV, o.v.row(scope().b, scope().key_row, scope().kv_head),
+                                 o.v.stride_seq, scope().key_begin, scope().key_end, p.head_dim_v, p.v_aligned,
+                                 threadIdx.x);
+  }
+
+  __device__ __forceinline__ void load_stage(int stage, Step at_step) {
+    const int g = at_step.g, tile = at_step.tile;
     const std::uint32_t s = s_stage(stage);
-    const int begin = k.row_begin(step.tile, kQ), end = k.row_end(step.tile, kQ);
+    const int begin = scope().row_begin(tile, kQ), end = scope().row_end(tile, kQ);
     const bool whole = end - begin == kQ;
     const auto at = [&](const char* g_first, std::uint32_t row_bytes, std::uint32_t head_bytes) {
-      return g_first + std::uint64_t{static_cast<std::uint32_t>(step.tile)} * (kQ * row_bytes) +
-             std::uint64_t{static_cast<std::uint32_t>(step.head)} * head_bytes;
-    };
-    const auto tile_rows = [&](const Tensor& x) {
-      return x.row(k.b, k.sequence.q_row + std::int64_t{step.tile} * kQ, step.head);
+      return g_first + std::uint64_t{static_cast<std::uint32_t>(tile)} * (kQ * row_bytes) +
+             std::uint64_t{static_cast<std::uint32_t>(g)} * head_bytes;
     };
     if (whole && p.q_whole) {
-      load_whole_rows<kD, kQ, kThreads>(s, at(k.g_q, p.q_row_bytes, p.q_head_bytes), p.q_row_bytes, threadIdx.x);
+      load_whole_rows<kD, kQ, kThreads>(s, at(scope().g_q, p.q_row_bytes, p.q_head_bytes), p.q_row_bytes, threadIdx.x);
     } else {
-      load_rows<kD, kQ, kThreads>(s, tile_rows(p.operands.q), p.operands.q.stride_seq, begin, end, p.head_dim,
+      load_rows<kD, kQ, kThreads>(s, tile_rows(p.operands.q, g, tile), p.operands.q.stride_seq, begin, end, p.head_dim,
                                   p.q_aligned, threadIdx.x);
     }
     if (whole && p.grad_out_whole) {
-      load_whole_rows<kDV, kQ, kThreads>(s + kStageDO, at(k.g_grad_out, p.grad_out_row_bytes, p.grad_out_head_bytes),
+      load_whole_rows<kDV, kQ, kThreads>(s + kStageDO,
+                                         at(scope().g_grad_out, p.grad_out_row_bytes, p.grad_out_head_bytes),
                                          p.grad_out_row_bytes, threadIdx.x);
     } else {
-      load_rows<kDV, kQ, kThreads>(s + kStageDO, tile_rows(p.operands.grad_out), p.operands.grad_out.stride_seq, begin,
-                                   end, p.head_dim_v, p.grad_out_aligned, threadIdx.x);
+      load_rows<kDV, kQ, kThreads>(s + kStageDO, tile_rows(p.operands.grad_out, g, tile),
+                                   p.operands.grad_out.stride_seq, begin, end, p.head_dim_v, p.grad_out_aligned,
+                                   threadIdx.x);
     }
     static_assert(kQ / 2 <= kThreads);
     if (threadIdx.x < kQ / 2) {
       ptx::cp_async_16(s + kStageStats + threadIdx.x * 16,
-                       k.g_stats + relative_tile(step) * (2 * kQ) + threadIdx.x * 4);
+                       scope().g_stats + std::int64_t{relative_tile(g, tile)} * (2 * kQ) + threadIdx.x * 4);
     }
   }
+  __device__ __forceinline__ const char* tile_rows(const Tensor& x, int g, int tile) const {
+    return x.row(scope().b, scope().sequence.q_row + std::int64_t{tile} * kQ, scope().kv_head * p.group + g);
+  }
 
-  /// The blocks of keys that this thread block gets, one after another. While one is at work, a ticket for the next is
-  /// drawn in its first step, the scope that it stands for copied in the second, and the next block's first query tile
-  /// in the last, if that is a later one; its keys once dQ no longer needs the old ones.
   template <Role kRole>
   __device__ __forceinline__ void pass() {
-    int which = 0, stage = 0;
-    while (true) {
-      float r_dv[kRole == Role::keys ? 1 : kM][kDV / 8][4];
-      float r_dk[kRole == Role::values ? 1 : kM][kD / 8][4];
-      if constexpr (kRole != Role::keys) clear(r_dv);
-      if constexpr (kRole != Role::values) clear(r_dk);
-      int done = 0;  // steps, at most 3
-      unsigned ticket = 0;
-      Step at = first_step(which);
-      if (scope(which).any()) {
-        for (; inside(which, at); at = after(which, at), stage = 1 - stage) {
-          const Step next = after(which, at);
-          wait_for_copies();
-          ptx::named_barrier_sync(kStep, kThreads);
-          if (kRole != Role::keys && warp_ == 0) {
-            if (done == 0) ticket = next_ticket();
-            if (done == 1) take_scope(1 - which, ticket);
-          }
-          if (inside(which, next)) {
-            load_stage(which, 1 - stage, next);
-          } else if (done >= 2 && exists(1 - which) && scope(1 - which).any()) {
-            load_stage(1 - which, 1 - stage, first_step(1 - which));
-          }
-          if (kRole == Role::keys && done > 0) add_dq(which, 1 - stage, before(which, at));
-          if constexpr (kRole == Role::both) add_all(which, stage, at.tile, r_dv, r_dk);
-          if constexpr (kRole == Role::values) add_dv(which, stage, at.tile, r_dv);
-          if constexpr (kRole == Role::keys) add_dk(which, stage, at.tile, r_dk);
-          if (kRole != Role::keys && done > 0) add_dq(which, 1 - stage, before(which, at));
-          done = min(done + 1, 3);
-        }
-      }
+    float r_dv[kRole == Role::keys ? 1 : kM][kDV / 8][4];
+    float r_dk[kRole == Role::values ? 1 : kM][kD / 8][4];
+    if constexpr (kRole != Role::keys) clear(r_dv);
+    if constexpr (kRole != Role::values) clear(r_dk);
+    int stage = 0;
+    for (Step at = {0, scope().tile_begin}; at.g < p.group && scope().tile_begin < scope().tile_end;
+         stage = 1 - stage) {
+      const bool first = at.g == 0 && at.tile == scope().tile_begin;
+      const Step next = after(at);
       wait_for_copies();
       ptx::named_barrier_sync(kStep, kThreads);
-      if (done > 0) add_dq(which, 1 - stage, before(which, at));
-      if (kRole != Role::keys && warp_ == 0 && done < 2) {
-        take_scope(1 - which, done == 0 ? next_ticket() : ticket);
-        wait_for_copies();
-      }
-      ptx::named_barrier_sync(kStep, kThreads);  // and the next scope is there, nobody needs K and V
-      const bool more = exists(1 - which);
-      if (more) {
-        load_keys(1 - which);
-        if (done < 3 && scope(1 - which).any()) load_stage(1 - which, stage, first_step(1 - which));
-      }
-      const auto& o = p.operands;
-      if constexpr (kRole != Role::values) write<kD>(which, r_dk, p.scale, o.grad_k, p.head_dim, p.grad_k_aligned);
-      if constexpr (kRole != Role::keys) write<kDV>(which, r_dv, 1.0f, o.grad_v, p.head_dim_v, p.grad_v_aligned);
-      if (!more) return;
-      which = 1 - which;
+      if (next.g < p.group) load_stage(1 - stage, next);
+      if (kRole == Role::keys && !first) add_dq(1 - stage, before(at));
+      if constexpr (kRole == Role::both) add_all(stage, at.tile, r_dv, r_dk);
+      if constexpr (kRole == Role::values) add_dv(stage, at.tile, r_dv);
+      if constexpr (kRole == Role::keys) add_dk(stage, at.tile, r_dk);
+      if (kRole != Role::keys && !first) add_dq(1 - stage, before(at));
+      at = after(at);
+    }
+    wait_for_copies();
+    ptx::named_barrier_sync(kStep, kThreads);
+    if (scope().tile_begin < scope().tile_end) add_dq(1 - stage, {p.group - 1, scope().tile_end - 1});
+    ptx::named_barrier_sync(kStep, kThreads);
+    const auto& o = p.operands;
+    if constexpr (kRole != Role::values) {
+      write<kD>(s_base() + kOffsetK, r_dk, p.scale, o.grad_k, p.head_dim, p.grad_k_aligned);
+    }
+    if constexpr (kRole != Role::keys) {
+      write<kDV>(s_base() + kOffsetV, r_dv, 1.0f, o.grad_v, p.head_dim_v, p.grad_v_aligned);
     }
   }
 
@@ -268,9 +241,8 @@ class BackwardBlock {
     return s_stage(stage) + kStageStats + 32 * n;
   }
   __device__ __forceinline__ std::uint32_t s_d(int stage, int n) const { return s_lse(stage, n) + 4 * kQ; }
-  __device__ __forceinline__ void hide_part(int which, int tile, int part, Weights<kM, kPart>& r) const {
-    if (!scope(which).full(tile))
-      hide<kM, kPart>(r, scope(which).mask(tile, kQ), part * 16 * kPart, first_key(), lane_);
+  __device__ __forceinline__ void hide_part(int tile, int part, Weights<kM, kPart>& r) const {
+    if (!scope().full(tile)) hide<kM, kPart>(r, scope().mask(tile, kQ), part * 16 * kPart, first_key(), lane_);
   }
 
   /// Address of this lane's 16 bytes in block (m, n) of 16 keys x 16 query rows of the pair's dS: P is handed over in
@@ -315,7 +287,7 @@ class BackwardBlock {
   }
 
   /// A step of the warps that compute P and dV.
-  __device__ __forceinline__ void add_dv(int which, int stage, int tile, float (&r_dv)[kM][kDV / 8][4]) {
+  __device__ __forceinline__ void add_dv(int stage, int tile, float (&r_dv)[kM][kDV / 8][4]) {
     Scores<kM, kPart> r_s;
     Weights<kM, kPart> r_p;
     score(stage, 0, r_s);
@@ -326,13 +298,13 @@ class BackwardBlock {
 #pragma unroll
       for (int i = 0; i < 2 * kM; ++i) weigh<T, kM, kPart>(2 * kM * n + i, r_s, lse[0], p.scale_log2, r_p);
     }
-    hide_part(which, tile, 0, r_p);
+    hide_part(tile, 0, r_p);
     hand_over(stage, r_p);
     add_values(stage, 0, r_p, r_dv);
   }
 
   /// A step of the warps that compute dS and dK.
-  __device__ __forceinline__ void add_dk(int which, int stage, int tile, float (&r_dk)[kM][kD / 8][4]) {
+  __device__ __forceinline__ void add_dk(int stage, int tile, float (&r_dk)[kM][kD / 8][4]) {
     Scores<kM, kPart> r_dp;
     Weights<kM, kPart> r_ds;
     score_gradient(stage, 0, r_dp);
@@ -350,13 +322,13 @@ class BackwardBlock {
         }
       }
     }
-    hide_part(which, tile, 0, r_ds);
+    hide_part(tile, 0, r_ds);
     store_ds(stage, 0, r_ds);
     add_keys(stage, 0, r_ds, r_dk);
   }
 
   /// A step of warps that compute everything: exponentials between the products of dP, dS between those of dV.
-  __device__ __forceinline__ void add_all(int which, int stage, int tile, float (&r_dv)[kM][kDV / 8][4],
+  __device__ __forceinline__ void add_all(int stage, int tile, float (&r_dv)[kM][kDV / 8][4],
                                           float (&r_dk)[kM][kD / 8][4]) {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
@@ -371,7 +343,7 @@ class BackwardBlock {
               at, count, [&](int i) { weigh<T, kM, kPart>(i, r_s, lse[Piece<kM>(i).n], p.scale_log2, r_p); });
         });
       }
-      hide_part(which, tile, part, r_p);
+      hide_part(tile, part, r_p);
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
 #pragma unroll
@@ -386,29 +358,29 @@ class BackwardBlock {
         pieces_behind<kPieces<kM, kPart>>(
             at, count, [&](int i) { differentiate<T, kM, kPart>(i, r_dp, d[Piece<kM>(i).n], r_ds); });
       });
-      hide_part(which, tile, part, r_ds);
+      hide_part(tile, part, r_ds);
       store_ds(stage, part, r_ds);
       add_keys(stage, part, r_ds, r_dk);
     }
   }
 
   /// dQ += dS K of a tile, this warp's part of it, in the order of the products' fragments.
-  __device__ __forceinline__ void add_dq(int which, int stage, Step at) {
+  __device__ __forceinline__ void add_dq(int stage, Step at) {
     const int warp_q = warp_ / kTile.dq_warps_d, warp_d = warp_ % kTile.dq_warps_d;
     float r_dq[kDqM][2 * kDqN][4];
     const int block_row = (lane_ & 7) + 8 * (lane_ >> 4), block_chunk = (lane_ >> 3) & 1;
     const LaneRows<kQ> rows_ds(s_ds(stage), block_row, 2 * warp_q + block_chunk);
     const LaneRows<kD> rows_k(s_base() + kOffsetK, (lane_ & 15), 2 * warp_d + (lane_ >> 4));
     multiply_columns<T, kDqM, kTile.dq_warps_q, kDqN, kTile.dq_warps_d, kK>(r_dq, rows_ds, rows_k);
-    const std::int64_t index = relative_tile(at);
+    const std::int64_t index = relative_tile(at.g, at.tile);
     unsigned* g_turn = nullptr;
     if (p.deterministic) {
-      g_turn = scope(which).g_turns + index * kWarps + warp_;
-      const auto turn = static_cast<unsigned>(scope(which).key_block - scope(which).first_block(at.tile, kQ, kK));
+      g_turn = scope().g_turns + index * kWarps + warp_;
+      const auto turn = static_cast<unsigned>(scope().key_block - scope().first_block(at.tile, kQ, kK));
       while (__shfl_sync(0xffffffffu, ptx::load_acquire(g_turn), 0) != turn) {  // the whole warp or none of it
       }
     }
-    float* g_dq = scope(which).g_dq + index * (kQ * kD) + (warp_q * (kD / 8) + 2 * warp_d) * 128 + lane_;
+    float* g_dq = scope().g_dq + index * (kQ * kD) + (warp_q * (kD / 8) + 2 * warp_d) * 128 + lane_;
 #pragma unroll
     for (int m = 0; m < kDqM; ++m) {
 #pragma unroll
@@ -424,52 +396,36 @@ class BackwardBlock {
     }
   }
 
-  /// This warp's rows of dK or dV. Four lanes share a row of a fragment, 4 bytes each; they exchange, so that each has
-  /// 16 bytes of one of four neighbouring fragments.
+  /// This warp's rows of dK or dV, by way of its own rows of a tile that nobody reads any more.
   template <int kCols>
-  __device__ __forceinline__ void write(int which, const float (&r)[kM][kCols / 8][4], float factor, const Tensor& grad,
-                                        int dim, bool aligned) {
-    const KeyScope& k = scope(which);
-    const int quad = lane_ % 4;
-    char* g_block = grad.row(k.b, k.key_row, kv_head(which));
+  __device__ __forceinline__ void write(std::uint32_t s_tile, const float (&r)[kM][kCols / 8][4], float factor,
+                                        const Tensor& grad, int dim, bool aligned) {
+    const std::uint32_t s_own = s_tile + first_key() * 2 * kCols;
+    const LaneRows<kCols> rows(s_own, lane_ / 4, 0);
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = first_key() + 16 * m + 8 * half + lane_ / 4;
-        const bool seen = k.key_begin <= row && row < k.key_end;
-        auto* g_row = reinterpret_cast<std::uint16_t*>(g_block + row * grad.stride_seq * 2);
+      for (int n = 0; n < kCols / 8; ++n) {
 #pragma unroll
-        for (int n = 0; n < kCols / 8; n += 4) {
-          std::uint32_t x[4];
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            x[i] = ptx::pack<T>(r[m][n + i][2 * half] * factor, r[m][n + i][2 * half + 1] * factor);
-          }
-          exchange<1>(quad, x[0], x[1]);
-          exchange<1>(quad, x[2], x[3]);
-          exchange<2>(quad, x[0], x[2]);
-          exchange<2>(quad, x[1], x[3]);
-          if (row < k.rows_left) {
-            store_eight(g_row, 8 * (n + quad), dim, aligned, seen ? uint4{x[0], x[1], x[2], x[3]} : uint4{0, 0, 0, 0});
-          }
+        for (int half = 0; half < 2; ++half) {
+          const std::uint32_t x = ptx::pack<T>(r[m][n][2 * half] * factor, r[m][n][2 * half + 1] * factor);
+          ptx::store_shared(rows.at(16 * m + 8 * half, n) + lane_ % 4 * 4, x);
         }
       }
     }
-  }
-  /// Lanes without bit kBit keep a and take the partner's a for b; lanes with it keep b and take the partner's b for a.
-  template <int kBit>
-  static __device__ __forceinline__ void exchange(int lane, std::uint32_t& a, std::uint32_t& b) {
-    const bool upper = (lane & kBit) != 0;
-    const std::uint32_t other = __shfl_xor_sync(0xffffffffu, upper ? a : b, kBit);
-    (upper ? a : b) = other;
+    __syncwarp();
+    const int first = first_key();
+    store_rows<kCols, 16 * kM>(grad.row(scope().b, scope().key_row + first, scope().kv_head), grad.stride_seq, s_own,
+                               scope().rows_left - first, scope().key_begin - first, scope().key_end - first, dim,
+                               aligned, lane_);
   }
 
   const BackwardParams& p;
   int lane_, warp_;
 };
 
-/// Grid: as many blocks as fit the device, at most one a ticket.
+/// Grid: batch x heads_kv x key_blocks, the key blocks of a head in a row. A deterministic call hands out the blocks by
+/// a counter, so that whoever waits for another's turn started after it.
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kTile.threads(), Shape::kTile.blocks_per_sm)
     backward_kernel(const __grid_constant__ BackwardParams params) {

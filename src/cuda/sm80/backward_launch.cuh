@@ -24,22 +24,18 @@ struct BackwardOf {
 
   static Tiles tiles() { return {kQ, kTile.block_k, 2, kTile.threads(), kSharedBytes}; }
 
-  /// Bytes: 192 key_scopes + 4 heads_q (block_q (bucket + 2) + warps) tiles + 4, see BackwardParams.
+  /// Bytes: 4 heads_q (block_q (bucket + 2) + warps) tiles + 4, see BackwardParams.
   static std::size_t workspace(const Problem& problem) {
     const std::int64_t each = 4 * (kQ * (Shape::kD + 2) + kTile.warps);
-    return static_cast<std::size_t>(scope_count(problem) * sizeof(KeyScope) +
-                                    problem.heads_q * tile_count(problem) * each + 4);
+    return static_cast<std::size_t>(problem.heads_q * tile_count(problem) * each + 4);
   }
 
   static Status run(const Problem& problem, const BackwardOperands& operands, const Launch& launch) {
     const BackwardParams p = params(problem, operands, launch);
     const std::int64_t query_blocks = p.batch * p.heads_q * p.query_tiles;
-    const std::int64_t scope_blocks = ceil_div(p.key_scopes, kPassThreads);
-    const std::int64_t resident = std::int64_t{multiprocessors(launch.device)} * kTile.blocks_per_sm;
-    ONEPASS_RETURN_IF_ERROR(
-        cuda::launch(backward_prepare<Shape>, scope_blocks + query_blocks, kPassThreads, 0, launch, p));
-    ONEPASS_RETURN_IF_ERROR(cuda::launch(backward_kernel<Shape>, min_of<std::int64_t>(p.tickets, resident),
-                                         kTile.threads(), kSharedBytes, launch, p));
+    const std::int64_t key_blocks = p.batch * p.heads_kv * p.key_blocks;
+    ONEPASS_RETURN_IF_ERROR(cuda::launch(backward_prepare<Shape>, query_blocks, kPassThreads, 0, launch, p));
+    ONEPASS_RETURN_IF_ERROR(cuda::launch(backward_kernel<Shape>, key_blocks, kTile.threads(), kSharedBytes, launch, p));
     ONEPASS_RETURN_IF_ERROR(cuda::launch(backward_finish<Shape>, query_blocks, kPassThreads, 0, launch, p));
     if (p.mask.cu_seqlens_q == nullptr) return {};
     return cuda::launch(backward_clear_gaps<T>, p.batch + 1, kPassThreads, 0, launch, p);
@@ -48,11 +44,6 @@ struct BackwardOf {
  private:
   static std::int64_t tile_count(const Problem& problem) {
     return problem.mask.varlen ? problem.total_q / kQ + problem.batch : problem.batch * ceil_div(problem.seq_q, kQ);
-  }
-
-  static std::int64_t scope_count(const Problem& problem) {
-    return problem.mask.varlen ? problem.total_k / kTile.block_k + problem.batch
-                               : problem.batch * ceil_div(problem.seq_k, kTile.block_k);
   }
 
   static BackwardParams params(const Problem& problem, const BackwardOperands& operands, const Launch& launch) {
@@ -83,10 +74,7 @@ struct BackwardOf {
     p.grad_out_head_bytes = static_cast<std::uint32_t>(2 * grad_out.stride_head);
     p.key_blocks = ceil_div(problem.seq_k, kTile.block_k), p.query_tiles = ceil_div(problem.seq_q, kQ);
     p.operands = operands;
-    p.key_scopes = static_cast<unsigned>(scope_count(problem));
-    p.tickets = static_cast<unsigned>(p.key_scopes * problem.heads_kv);
-    p.scopes = static_cast<KeyScope*>(launch.workspace);
-    p.dq_sum = reinterpret_cast<float*>(p.scopes + p.key_scopes);
+    p.dq_sum = static_cast<float*>(launch.workspace);
     p.stats = p.dq_sum + p.heads_q * p.tiles * kQ * Shape::kD;
     p.turns = reinterpret_cast<unsigned*>(p.stats + p.heads_q * p.tiles * 2 * kQ);
     return p;

@@ -2,16 +2,14 @@
 #pragma once
 
 #include "core/problem.h"
-#include "cuda/sm80/backward_scope.cuh"
 
 namespace onepass::cuda::sm80 {
 
-/// Workspace, in query tiles of block_q rows and key blocks of block_k; each belongs to one sequence:
-///   scopes (key_scopes) KeyScope
+/// Workspace, in query tiles of block_q rows; every tile belongs to one sequence:
 ///   dq_sum (heads_q, tiles, block_q * bucket) float32, each tile in the order of the products' fragments
 ///   stats  (heads_q, tiles, 2, block_q) float32: log2(e) LSE, then D
-///   turns  (heads_q, tiles, warps) uint32, for a deterministic call; one more counts the tickets
-/// where tiles = batch * ceil(seq_q / block_q), packed: total_q / block_q + batch, and key_scopes likewise.
+///   turns  (heads_q, tiles, warps) uint32, and one more: only for a deterministic call
+/// where tiles = batch * ceil(seq_q / block_q), packed: total_q / block_q + batch.
 struct BackwardParams {
   MaskSpec mask;
   std::int64_t batch, seq_q, seq_k, total_q, total_k, tiles;
@@ -26,9 +24,7 @@ struct BackwardParams {
   std::uint32_t q_row_bytes, q_head_bytes, grad_out_row_bytes, grad_out_head_bytes;
   bool q_whole, grad_out_whole;
   std::int64_t key_blocks, query_tiles;  // of the longest item
-  unsigned key_scopes, tickets;          // a ticket is a scope and a KV head
   BackwardOperands operands;
-  KeyScope* scopes;
   float* dq_sum;
   float* stats;
   unsigned* turns;
@@ -42,23 +38,6 @@ struct BackwardParams {
   }
   ONEPASS_INLINE std::int64_t item_queries(std::int64_t b, const Sequence& s) const {
     return item_rows(mask.cu_seqlens_q, b, s.q_row, seq_q, total_q);
-  }
-  /// Item and block of entry `scope` of the table. Packed: the last item whose entries begin there or before.
-  ONEPASS_INLINE void find_block(std::int64_t scope, int block_k, std::int64_t& b, std::int64_t& key_block) const {
-    if (mask.cu_seqlens_k == nullptr) {
-      b = scope / key_blocks, key_block = scope % key_blocks;
-      return;
-    }
-    const auto first = [&](std::int64_t item) {
-      return clamp_to<std::int64_t>(mask.cu_seqlens_k[item], 0, total_k) / block_k + item;
-    };
-    std::int64_t end = batch;
-    b = 0;
-    while (b + 1 < end) {
-      const std::int64_t middle = (b + end) / 2;
-      (first(middle) <= scope ? b : end) = middle;
-    }
-    key_block = scope - first(b);
   }
   /// First query tile of item b, the same for all heads.
   ONEPASS_INLINE std::int64_t first_tile(std::int64_t b, const Sequence& s, int block_q) const {

@@ -44,46 +44,16 @@ __device__ __forceinline__ float dot_eight(const char* g_a, bool a_aligned, cons
   return sum;
 }
 
-template <class Shape>
-__device__ __forceinline__ void find_scope(const BackwardParams& p, std::int64_t scope) {
-  constexpr int kD = Shape::kD, kQ = Shape::kTile.block_q, kK = Shape::kTile.block_k;
-  KeyScope k;
-  p.find_block(scope, kK, k.b, k.key_block);
-  k.sequence = p.sequence(k.b);
-  const std::int64_t row = k.key_block * kK;
-  k.rows_left = static_cast<int>(clamp_to<std::int64_t>(p.item_keys(k.b, k.sequence) - row, 0, kK));
-  if (row < 0) k.rows_left = 0;
-  k.first_key = row - k.sequence.k_start;
-  k.key_row = k.sequence.k_row + k.first_key;
-  k.g_q = p.operands.q.row(k.b, k.sequence.q_row, 0);
-  k.g_grad_out = p.operands.grad_out.row(k.b, k.sequence.q_row, 0);
-  const std::int64_t first_tile = p.first_tile(k.b, k.sequence, kQ);
-  k.g_stats = p.stats + first_tile * (2 * kQ);
-  k.g_dq = p.dq_sum + first_tile * (kQ * kD);
-  k.g_turns = p.turns + first_tile * Shape::kTile.warps;
-  k.find_rows(kQ, kK);
-  if (k.rows_left == 0) k.tile_begin = k.tile_end = 0;
-  p.scopes[scope] = k;
-}
-
-/// Fills the table of scopes, the tiles' statistics, and clears dQ and turns.
-/// Grid: ceil(key_scopes / kPassThreads), then batch x heads_q x query_tiles.
+/// Fills the tile's statistics and clears its dQ and turns. Grid: batch x heads_q x query_tiles.
 template <class Shape>
 __global__ void __launch_bounds__(kPassThreads) backward_prepare(const __grid_constant__ BackwardParams p) {
   using T = typename Shape::Element;
   constexpr int kD = Shape::kD, kDV = Shape::kDV, kWarps = Shape::kTile.warps;
   constexpr int kQ = Shape::kTile.block_q, kRow = kRowThreads<kDV>, kRows = kPassThreads / kRow;
-  const unsigned scope_blocks = (p.key_scopes + kPassThreads - 1) / kPassThreads;
-  if (blockIdx.x < scope_blocks) {
-    if (blockIdx.x == 0 && threadIdx.x == 0) p.turns[p.heads_q * p.tiles * kWarps] = 0;
-    const unsigned scope = blockIdx.x * kPassThreads + threadIdx.x;
-    if (scope < p.key_scopes) find_scope<Shape>(p, scope);
-    return;
-  }
-  const unsigned block = blockIdx.x - scope_blocks, query_tiles = static_cast<unsigned>(p.query_tiles);
-  const std::int64_t tile = block % query_tiles;
-  const int head = static_cast<int>(block / query_tiles % p.heads_q);
-  const std::int64_t b = block / query_tiles / p.heads_q;
+  const auto tile = static_cast<std::int64_t>(blockIdx.x) % p.query_tiles;
+  const int head = static_cast<int>(blockIdx.x / p.query_tiles % p.heads_q);
+  const std::int64_t b = blockIdx.x / p.query_tiles / p.heads_q;
+  if (p.deterministic && blockIdx.x == 0 && threadIdx.x == 0) p.turns[p.heads_q * p.tiles * kWarps] = 0;
   const Sequence s = p.sequence(b);
   if (tile * kQ >= s.q_length) return;
   const std::int64_t index = head * p.tiles + p.first_tile(b, s, kQ) + tile;

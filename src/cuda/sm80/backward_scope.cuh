@@ -18,16 +18,16 @@ struct TileMask {
   }
 };
 
-/// Keys of a sequence and the query tiles that see them, the same for all heads. The preparing kernel makes a table of
-/// them; a thread block has those at hand and the next ones in shared memory.
-struct alignas(16) KeyScope {
+/// What one thread block works on: keys of a head of a sequence, and the query tiles that see them. In shared memory,
+/// one for all threads: little of it is needed at a time.
+struct KeyScope {
   Sequence sequence;
-  std::int64_t b, key_block;
+  std::int64_t b, kv_head, key_block;
   std::int64_t key_row;          // the block's first key, in the seq dimension of K and V
   std::int64_t first_key;        // the same, counted from the sequence's first key; negative where it begins before it
-  const char *g_q, *g_grad_out;  // of the sequence's first row, head 0
-  float *g_stats, *g_dq;         // of its first tile, head 0
-  unsigned* g_turns;             // below them
+  const char *g_q, *g_grad_out;  // of the sequence's first row and the group's first head
+  float *g_stats, *g_dq;         // of its first tile and that head, and below
+  unsigned* g_turns;
   std::int64_t rows_begin, rows_end;  // query rows that see some key
   int rows_left;                      // keys of the block that exist; 0: nothing to do
   int key_begin, key_end;             // keys that some row sees, counted from first_key
@@ -55,7 +55,6 @@ struct alignas(16) KeyScope {
     full_end = static_cast<int>(all_end == s.q_length ? ceil_div(all_end, rows) : all_end / rows);
   }
 
-  __device__ __forceinline__ bool any() const { return tile_begin < tile_end; }
   __device__ __forceinline__ bool full(int tile) const { return full_begin <= tile && tile < full_end; }
   /// Rows of a tile that see some key of the block, counted from the tile's first.
   __device__ __forceinline__ int row_begin(int tile, int rows) const {

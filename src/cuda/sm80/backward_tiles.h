@@ -15,8 +15,7 @@ struct BackwardTile {
   int dq_warps_q, dq_warps_d;  // the warps' grid over a dQ tile
   int blocks_per_sm;           // which the registers must allow
 
-  /// What the block works on now and next; which head of it.
-  static constexpr int kScopeBytes = 192, kHeadBytes = 16;
+  static constexpr int kScopeBytes = 256;
 
   constexpr int threads() const { return 32 * warps; }
   /// Keys of a warp.
@@ -25,9 +24,9 @@ struct BackwardTile {
     return block_q % 16 == 0 && warp_k() % 16 == 0 && dq_warps_q * dq_warps_d == warps &&
            block_q % (16 * dq_warps_q) == 0 && head_dim % (16 * dq_warps_d) == 0;
   }
-  /// K, V; two stages of Q, dO and of the rows' statistics; two of dS; the scopes.
+  /// K, V; two stages of Q, dO and of the rows' statistics; two of dS; what the block works on.
   constexpr long shared_bytes(int head_dim, int head_dim_v) const {
-    return 2 * kScopeBytes + kHeadBytes + 2L * block_k * (head_dim + head_dim_v) +
+    return kScopeBytes + 2L * block_k * (head_dim + head_dim_v) +
            2 * (2L * block_q * (head_dim + head_dim_v) + 8L * block_q) + 2 * 2L * block_k * block_q;
   }
 };
