@@ -16,11 +16,6 @@
 
 namespace onepass::cuda::sm80 {
 
-template <class T>
-inline constexpr bool kIsHalf = false;
-template <>
-inline constexpr bool kIsHalf<__half> = true;
-
 /// What a warp computes: everything of its keys, or P and dV, or dS and dK.
 enum class Role { both, values, keys };
 
@@ -35,10 +30,9 @@ class BackwardBlock {
   static constexpr int kThreads = kTile.threads(), kWarps = kTile.warps;
   static constexpr int kM = kTile.warp_k() / 16;  // blocks of 16 keys of a warp
   static constexpr int kN = kQ / 16;              // blocks of 16 query rows of a tile
-  static constexpr bool kFineWeights = kIsHalf<T>;
   /// Blocks of 16 query rows that are scored at once: few enough for the registers of a warp that computes everything;
   /// else all, since each part reads K and V anew.
-  static constexpr int kPart = kTile.roles == 2 ? kN : kFineWeights || kN % 2 != 0 ? 1 : 2;
+  static constexpr int kPart = kTile.roles == 1 && kN % 2 == 0 ? 2 : kN;
   static constexpr int kParts = kN / kPart;
   static constexpr int kDqM = kN / kTile.dq_warps_q, kDqN = kD / 16 / kTile.dq_warps_d;
 
@@ -213,16 +207,12 @@ class BackwardBlock {
   __device__ __forceinline__ LaneRows<kDV> rows_of_v() const {
     return {s_base() + kOffsetV, first_key() + (lane_ & 15), lane_ >> 4};
   }
-  /// S^T and dP^T of a part of the tile. P of half precision is so fine that a score of some thousands needs the sum
-  /// rounded to nearest.
-  __device__ __forceinline__ void score(int stage, int part, Scores<kM, kPart>& r_s) {
+  /// S^T and dP^T of a part of the tile.
+  template <class Between = Nothing>
+  __device__ __forceinline__ void score(int stage, int part, Scores<kM, kPart>& r_s, const Between& between = {}) {
     auto rows_q = block_rows<kD, false>(s_stage(stage), lane_);
     rows_q.lane += part * 16 * kPart * 2 * kD;
-    if constexpr (kFineWeights) {
-      multiply_rows_rounded<T, kM, kPart, kD>(r_s, rows_of_k(), rows_q);
-    } else {
-      multiply_rows<T, kM, kPart, kD>(r_s, rows_of_k(), rows_q);
-    }
+    multiply_rows<T, kM, kPart, kD>(r_s, rows_of_k(), rows_q, between);
   }
   template <class Between = Nothing>
   __device__ __forceinline__ void score_gradient(int stage, int part, Scores<kM, kPart>& r_dp,

@@ -63,34 +63,6 @@ __device__ __forceinline__ void multiply_rows(float (&r_sum)[kM][2 * kN][4], con
   }
 }
 
-/// multiply_rows for sums that may be large beside their spread: the tensor cores cut off what does not fit the running
-/// sum, always towards zero, so each 16 columns are multiplied apart and added in float32, rounded to nearest.
-template <class T, int kM, int kN, int kK, int kColsA, int kColsB>
-__device__ __forceinline__ void multiply_rows_rounded(float (&r_sum)[kM][2 * kN][4], const LaneRows<kColsA>& rows_a,
-                                                      const LaneRows<kColsB>& rows_b) {
-  clear(r_sum);
-  constexpr int kUnroll = kK == 96 || kK == 192 ? 2 : kK / 16;  // unrolled further, these two spill
-#pragma unroll kUnroll
-  for (int k = 0; k < kK / 16; ++k) {
-    std::uint32_t r_a[kM][4];
-#pragma unroll
-    for (int m = 0; m < kM; ++m) ptx::ldmatrix_x4(r_a[m], rows_a.at(16 * m, 2 * k));
-#pragma unroll
-    for (int n = 0; n < kN; ++n) {
-      std::uint32_t r_b[4];
-      ptx::ldmatrix_x4(r_b, rows_b.at(16 * n, 2 * k));
-#pragma unroll
-      for (int i = 0; i < 2 * kM; ++i) {
-        const int m = i / 2, half = i % 2;
-        float r_part[4] = {0, 0, 0, 0};
-        ptx::mma_16x8x16<T>(r_part, r_a[m], r_b[2 * half], r_b[2 * half + 1]);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) r_sum[m][2 * n + half][e] += r_part[e];
-      }
-    }
-  }
-}
-
 /// r_sum (16 kM x 16 kN) += a b: a (16 kM x 16 kK) in registers as A fragments, b 16 kK rows of `rows_b`.
 template <class T, int kM, int kN, int kK, int kCols, class Between = Nothing>
 __device__ __forceinline__ void multiply_add(float (&r_sum)[kM][2 * kN][4], const std::uint32_t (&r_a)[kM][kK][4],
