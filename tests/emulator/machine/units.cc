@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 namespace onepass::emulator {
 
 Units::Units(const Block& block)
     : unfenced(static_cast<std::size_t>(block.shared_bytes / 16 + 1)),
-      warpgroups(static_cast<std::size_t>(block.threads / (4 * kWarp))) {}
+      warpgroups(static_cast<std::size_t>(block.threads / (4 * kWarp))),
+      launched_registers(std::min(255, 65536 / block.threads) / 8 * 8),
+      registers(warpgroups.size(), launched_registers) {}
 
 Units& units(Block& block) {
   if (block.unit == nullptr) block.unit = std::make_unique<Units>(block);
@@ -27,6 +30,15 @@ void Units::end() {
   for (const auto& [thread, group] : open) {
     if (!group.empty()) fault("thread %d has ended without a commit of its bulk copies", thread);
   }
+  const int taken = std::accumulate(registers.begin(), registers.end(), 0);
+  const int given = launched_registers * static_cast<int>(registers.size());
+  if (taken > given) fault("setmaxnreg: the warpgroups want %d registers of the %d that the launch gave", taken, given);
+}
+
+void set_registers(int count, bool more) {
+  int& now = units(block()).registers[static_cast<std::size_t>(lane().thread / (4 * kWarp))];
+  if (more ? count < now : count > now) fault("setmaxnreg.%s from %d to %d", more ? "inc" : "dec", now, count);
+  now = count;
 }
 
 void BulkCopy::read() {

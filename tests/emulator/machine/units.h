@@ -34,6 +34,9 @@ struct Units : Unit {
 
   std::vector<Warpgroup> warpgroups;
 
+  int launched_registers;      // of each thread
+  std::vector<int> registers;  // now, of each thread of a warpgroup
+
   explicit Units(const Block& block);
   /// The block has ended: nothing may be under way that needs its shared memory.
   void end() override;
@@ -47,5 +50,8 @@ void stored(std::uint32_t address, int bytes);
 void fence_stores();
 /// Asynchronous reads of these bytes see nothing unfenced.
 void check_fenced(Block& block, const unsigned char* from, std::int64_t bytes, const char* what);
+
+/// setmaxnreg: fewer or more registers for each thread of the running warpgroup.
+void set_registers(int count, bool more);
 
 }  // namespace onepass::emulator

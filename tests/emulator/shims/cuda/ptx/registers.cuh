@@ -2,16 +2,19 @@
 #pragma once
 
 #include "cuda_language.h"
+#include "emulator/machine/units.h"
 
 namespace onepass::ptx {
 
 template <int kRegisters>
 void registers_decrease() {
   static_assert(kRegisters % 8 == 0 && kRegisters >= 24 && kRegisters <= 256);
+  emulator::set_registers(kRegisters, false);
 }
 template <int kRegisters>
 void registers_increase() {
   static_assert(kRegisters % 8 == 0 && kRegisters >= 24 && kRegisters <= 256);
+  emulator::set_registers(kRegisters, true);
 }
 
 template <class T, int kCount>
