@@ -7,7 +7,6 @@
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/matrix.cuh"
 #include "cuda/ptx/reduce.cuh"
-#include "cuda/ptx/registers.cuh"
 
 namespace onepass::emulator {
 namespace {
@@ -206,15 +205,6 @@ Status take_turns(std::uint64_t seed, bool by_ticket, std::vector<unsigned>& ord
     ptx::reduce_add_release(&turn, 1);
   });
 }
-TEST(Emulator, RegistersThatNobodyGaveBackAreAFault) {
-  const auto error = [](const std::function<void()>& kernel) { return run_grid(1, 256, 1024, kernel).text(); };
-  const auto first = [] { return threadIdx.x < 128; };  // warpgroup; the launch gives 248
-  EXPECT_EQ(error([&] { first() ? ptx::registers_increase<256>() : ptx::registers_decrease<240>(); }), "");
-  EXPECT_TRUE(has(error([&] { first() ? ptx::registers_increase<256>() : void(); }), "504 registers of the 496"));
-  EXPECT_TRUE(has(error([&] { ptx::registers_decrease<256>(); }), "setmaxnreg.dec from 248 to 256"));
-  EXPECT_TRUE(has(error([&] { ptx::registers_increase<240>(); }), "setmaxnreg.inc from 248 to 240"));
-}
-
 TEST(Emulator, TurnsNeedTicketsSinceBlocksBeginInAnyOrder) {
   const std::vector<unsigned> right = {0, 1, 2, 3, 4, 5, 6, 7};
   std::vector<unsigned> order;

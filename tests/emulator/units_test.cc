@@ -7,6 +7,7 @@
 #include "cuda/host/tensor_map.h"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/bulk.cuh"
+#include "cuda/ptx/registers.cuh"
 #include "cuda/ptx/shared.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
@@ -190,6 +191,15 @@ TEST(HopperUnits, AProductIsThereAfterItsWaitAndNotBefore) {
     EXPECT_TRUE(has(multiply(seed, Broken::sums), "wrote sums that are under way"));
     EXPECT_TRUE(has(multiply(seed, Broken::operands), "changed an operand in registers"));
   }
+}
+
+TEST(HopperUnits, RegistersThatNobodyGaveBackAreAFault) {
+  const auto error = [](const std::function<void()>& kernel) { return run_grid(1, 256, 1024, kernel).text(); };
+  const auto first = [] { return threadIdx.x < 128; };  // warpgroup; the launch gives 248
+  EXPECT_EQ(error([&] { first() ? ptx::registers_increase<256>() : ptx::registers_decrease<240>(); }), "");
+  EXPECT_TRUE(has(error([&] { first() ? ptx::registers_increase<256>() : void(); }), "504 registers of the 496"));
+  EXPECT_TRUE(has(error([&] { ptx::registers_decrease<256>(); }), "setmaxnreg.dec from 248 to 256"));
+  EXPECT_TRUE(has(error([&] { ptx::registers_increase<240>(); }), "setmaxnreg.inc from 248 to 240"));
 }
 
 }  // namespace
