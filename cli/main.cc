@@ -1,6 +1,7 @@
 // onepass: the command line.
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <exception>
@@ -97,6 +98,8 @@ int run(int argc, char** argv) {
 /// What reading a mapped file raises where it has become shorter since, or the disk fails. The kernels' threads let it
 /// through; no output has been begun.
 extern "C" void end_reading(int) {
+  static std::atomic_flag ending;  // several threads may come here at once: the first says it, and ends the others
+  while (ending.test_and_set()) ::pause();
   constexpr char kText[] = "onepass: an input file became shorter, or cannot be read, while it was in use\n";
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, kText, sizeof kText - 1);
   ::_exit(2);

@@ -205,7 +205,10 @@ class Refusals(Cli):
             write_npy(name, "<f4", (1, 12000, 4, 64), normal(6000, 1) * 512)
         options = ["--check", *(f"--{name.stem}={name}" for name in names)]
         running = subprocess.Popen([cli_kit.onepass_path, "run", *options], stderr=subprocess.PIPE, text=True)
-        time.sleep(0.5)  # of many seconds
+        maps, deadline = pathlib.Path(f"/proc/{running.pid}/maps"), time.monotonic() + 60
+        while not all(str(name) in maps.read_text() for name in names) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.2)  # of many seconds that it reads
         for name in names:
             os.truncate(name, 4096)
         error = running.communicate(timeout=300)[1]
