@@ -7,18 +7,6 @@
 namespace onepass::oracle {
 namespace {
 
-/// Takes no memory: all of it is there before the first write.
-void clear_rows(const Problem& problem, const Tensor& t, std::int64_t rows, std::int64_t heads, std::int64_t dim) {
-  if (!t) return;
-  for (std::int64_t b = 0; b < operand_batch(problem); ++b) {
-    for (std::int64_t h = 0; h < heads; ++h) {
-      for (std::int64_t i = 0; i < rows; ++i) {
-        for (std::int64_t c = 0; c < dim; ++c) store_real(t.row(b, i, h), t.dtype, c, 0);
-      }
-    }
-  }
-}
-
 /// The bias gradient, summed over the dimensions that broadcast: a stride of 0 there.
 template <class Real>
 class BiasSum {

@@ -9,12 +9,12 @@ namespace {
 
 void clear(const Problem& problem, const ForwardOperands& operands) {
   const std::int64_t rows = operand_rows(problem.seq_q, problem.total_q, problem.mask);
+  clear_rows(problem, operands.out, rows, problem.heads_q, problem.head_dim_v);
+  if (!operands.lse) return;
   for (std::int64_t b = 0; b < operand_batch(problem); ++b) {
     for (std::int64_t h = 0; h < problem.heads_q; ++h) {
       for (std::int64_t i = 0; i < rows; ++i) {
-        void* row = operands.out.row(b, i, h);
-        for (std::int64_t c = 0; c < problem.head_dim_v; ++c) store_real(row, operands.out.dtype, c, 0);
-        if (operands.lse) *operands.lse.row(b, h, i) = -std::numeric_limits<float>::infinity();
+        *operands.lse.row(b, h, i) = -std::numeric_limits<float>::infinity();
       }
     }
   }

@@ -45,6 +45,8 @@ inline std::int64_t most_keys(const Problem& problem) {
 }
 
 void store_real(void* data, DType dtype, std::int64_t index, double x);
+/// Zeros in a whole operand, inside sequences or not. Takes no memory: all of it is there before the first write.
+void clear_rows(const Problem& problem, const Tensor& t, std::int64_t rows, std::int64_t heads, std::int64_t dim);
 
 /// The arithmetic of one run: Real is double (exact), or float with P and dS rounded to `dtype` (storage).
 template <class Real>
