@@ -4,6 +4,21 @@
 #include "options.h"
 
 namespace onepass::cli {
+namespace {
+
+/// Those of options.kernels that this build has, in their order. Others are refused where they are asked for.
+std::vector<onepass_kernel_info_t> known_kernels(const Options& options) {
+  std::vector<onepass_kernel_info_t> known;
+  for (const std::string& kernel : options.kernels) {
+    for (std::int32_t i = 0; i < onepass_kernel_count(); ++i) {
+      onepass_kernel_info_t info = ONEPASS_KERNEL_INFO_INIT;
+      if (onepass_kernel_info(i, &info) == ONEPASS_OK && kernel == info.name) known.push_back(info);
+    }
+  }
+  return known;
+}
+
+}  // namespace
 
 Status check_used(const CLI::App& command, std::initializer_list<const char*> used, const char* why) {
   for (const CLI::Option* option : command.get_options()) {
@@ -23,15 +38,11 @@ Status check_backward(const Options& options, const std::vector<onepass_pass_t>&
 }
 
 Status check_kernel_pass(const Options& options, bool forward, bool backward) {
-  for (const std::string& kernel : options.kernels) {
-    for (std::int32_t i = 0; i < onepass_kernel_count(); ++i) {
-      onepass_kernel_info_t info = ONEPASS_KERNEL_INFO_INIT;
-      if (onepass_kernel_info(i, &info) != ONEPASS_OK || kernel != info.name) continue;
-      const bool of_backward = info.pass == ONEPASS_BACKWARD;
-      if (of_backward ? backward : forward) continue;
-      return usage_error("--kernel %s is of the %s, which this command does not run; nearest: %s", info.name,
-                         of_backward ? "backward" : "forward", of_backward ? "add --backward" : "leave it out");
-    }
+  for (const onepass_kernel_info_t& info : known_kernels(options)) {
+    const bool of_backward = info.pass == ONEPASS_BACKWARD;
+    if (of_backward ? backward : forward) continue;
+    return usage_error("--kernel %s is of the %s, which this command does not run; nearest: %s", info.name,
+                       of_backward ? "backward" : "forward", of_backward ? "add --backward" : "leave it out");
   }
   return {};
 }
@@ -48,14 +59,10 @@ Status check_backend(const Options& options) {
     return unsupported("--backend %s: this build has no kernel of it for this machine; nearest: --backend cpu",
                        options.backend.c_str());
   }
-  for (const std::string& kernel : options.kernels) {
-    for (std::int32_t i = 0; i < onepass_kernel_count(); ++i) {
-      onepass_kernel_info_t info = ONEPASS_KERNEL_INFO_INIT;
-      if (onepass_kernel_info(i, &info) != ONEPASS_OK || kernel != info.name || options.backend == info.backend)
-        continue;
-      return usage_error("--kernel %s belongs to backend %s, not %s; nearest: --backend %s", info.name, info.backend,
-                         options.backend.c_str(), info.backend);
-    }
+  for (const onepass_kernel_info_t& info : known_kernels(options)) {
+    if (options.backend == info.backend) continue;
+    return usage_error("--kernel %s belongs to backend %s, not %s; nearest: --backend %s", info.name, info.backend,
+                       options.backend.c_str(), info.backend);
   }
   return {};
 }
