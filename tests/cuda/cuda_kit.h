@@ -53,19 +53,6 @@ inline std::string row_name(const testing::TestParamInfo<const Kernel*>& info) {
   ONEPASS_NEEDS_GPU();                \
   if (!::onepass::can_run_here(*(kernel))) GTEST_SKIP() << "this GPU does not run " << (kernel)->name
 
-inline CaseSpec sized(const Kernel& kernel, std::int64_t seq_q, std::int64_t seq_k) {
-  CaseSpec spec;
-  spec.pass = kernel.pass;
-  for (int n = 0; n < kDTypeCount; ++n) {
-    if ((kernel.dtypes >> n & 1u) != 0) spec.dtype = static_cast<DType>(n);
-  }
-  spec.seq_q = seq_q;
-  spec.seq_k = seq_k;
-  spec.head_dim = kernel.max_head_dim;
-  spec.head_dim_v = kernel.max_head_dim_v;
-  return spec;
-}
-
 inline void expect_right(const Kernel& kernel, const CaseSpec& spec) {
   Case c(spec);
   ASSERT_TRUE(check::serves(kernel, c)) << check::describe(spec);

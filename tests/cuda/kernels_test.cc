@@ -12,10 +12,7 @@ GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(CudaKernel);
 
 check::Sweep sweep_of(const Kernel& kernel, std::uint64_t first_seed, int cases) {
   check::Sweep sweep;
-  sweep.limits.pass = kernel.pass;
-  sweep.limits.dtypes = kernel.dtypes;
-  sweep.limits.max_head_dim = kernel.max_head_dim;
-  sweep.limits.cuda = true;
+  sweep.limits = kit::cuda_limits(kernel);
   sweep.first_seed = first_seed;
   sweep.cases = kit::scaled(cases);
   return sweep;

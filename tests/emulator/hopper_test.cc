@@ -17,6 +17,7 @@ namespace {
 using check::Case;
 using check::CaseSpec;
 using check::Reference;
+using kit::sized;
 
 class HopperRow : public testing::TestWithParam<const Kernel*> {
  protected:
@@ -36,27 +37,10 @@ std::vector<const Kernel*> hopper_rows() {
 INSTANTIATE_TEST_SUITE_P(Rows, HopperRow, testing::ValuesIn(hopper_rows()),
                          [](const auto& row) { return std::string(row.param->name); });
 check::Limits limits_of(const Kernel& kernel) {
-  check::Limits limits;
-  limits.pass = kernel.pass;
-  limits.dtypes = kernel.dtypes;
-  limits.max_head_dim = kernel.max_head_dim;
+  check::Limits limits = kit::cuda_limits(kernel);
   limits.max_seq = 300;
   limits.work = 1e6;
-  limits.cuda = true;
   return limits;
-}
-
-CaseSpec sized(const Kernel& kernel, std::int64_t seq_q, std::int64_t seq_k) {
-  CaseSpec spec;
-  spec.pass = kernel.pass;
-  for (int n = 0; n < kDTypeCount; ++n) {
-    if ((kernel.dtypes >> n & 1u) != 0) spec.dtype = static_cast<DType>(n);
-  }
-  spec.seq_q = seq_q;
-  spec.seq_k = seq_k;
-  spec.head_dim = kernel.max_head_dim;
-  spec.head_dim_v = kernel.max_head_dim_v;
-  return spec;
 }
 
 /// The case with head_dim and head_dim_v of this row, as the draw has them modulo the bucket's last panel.

@@ -33,30 +33,16 @@ class EmulatedKernel : public testing::TestWithParam<const Kernel*> {
   }
   void TearDown() override { emulator::adding = emulator::Adding::rounded; }
 
-  static CaseSpec sized(std::int64_t seq_q, std::int64_t seq_k) {
-    CaseSpec spec;
-    spec.pass = GetParam()->pass;
-    for (const DType dtype : kit::kStorage) {
-      if ((GetParam()->dtypes >> static_cast<int>(dtype) & 1u) != 0) spec.dtype = dtype;
-    }
-    spec.seq_q = seq_q;
-    spec.seq_k = seq_k;
-    spec.head_dim = GetParam()->max_head_dim;
-    spec.head_dim_v = GetParam()->max_head_dim_v;
-    return spec;
-  }
+  static CaseSpec sized(std::int64_t seq_q, std::int64_t seq_k) { return kit::sized(*GetParam(), seq_q, seq_k); }
   static void expect_right(const CaseSpec& spec) {
     Case c(spec);
     EXPECT_TRUE(kit::passes(check::check_kernel(*GetParam(), c)));
   }
   static void expect_random_cases(int cases, std::uint64_t first) {
     check::Sweep sweep;
-    sweep.limits.pass = GetParam()->pass;
-    sweep.limits.dtypes = GetParam()->dtypes;
-    sweep.limits.max_head_dim = GetParam()->max_head_dim;
+    sweep.limits = kit::cuda_limits(*GetParam());
     sweep.limits.max_seq = 200;
     sweep.limits.work = 4e5;
-    sweep.limits.cuda = true;
     sweep.first_seed = kit::first_seed() + first;
     sweep.cases = kit::scaled(cases);
     kit::expect_sweep({GetParam()}, sweep);

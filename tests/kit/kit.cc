@@ -74,6 +74,28 @@ check::CaseSpec sized(Pass pass, DType dtype, std::int64_t seq_q, std::int64_t s
   return spec;
 }
 
+check::CaseSpec sized(const Kernel& kernel, std::int64_t seq_q, std::int64_t seq_k) {
+  check::CaseSpec spec;
+  spec.pass = kernel.pass;
+  for (int n = 0; n < kDTypeCount; ++n) {
+    if ((kernel.dtypes >> n & 1u) != 0) spec.dtype = static_cast<DType>(n);
+  }
+  spec.seq_q = seq_q;
+  spec.seq_k = seq_k;
+  spec.head_dim = kernel.max_head_dim;
+  spec.head_dim_v = kernel.max_head_dim_v;
+  return spec;
+}
+
+check::Limits cuda_limits(const Kernel& kernel) {
+  check::Limits limits;
+  limits.pass = kernel.pass;
+  limits.dtypes = kernel.dtypes;
+  limits.max_head_dim = kernel.max_head_dim;
+  limits.cuda = true;
+  return limits;
+}
+
 std::uint64_t first_seed() {
   const char* text = std::getenv("ONEPASS_TEST_SEED");
   return text != nullptr ? std::strtoull(text, nullptr, 0) : 0;

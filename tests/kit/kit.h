@@ -23,6 +23,10 @@ inline check::CaseSpec sized(DType dtype, std::int64_t seq_q, std::int64_t seq_k
   return sized(Pass::forward, dtype, seq_q, seq_k, dim);
 }
 
+/// A row of a CUDA kernel at the head_dims of its bucket, and what its random cases may be, on a GPU or emulated.
+check::CaseSpec sized(const Kernel& kernel, std::int64_t seq_q, std::int64_t seq_k);
+check::Limits cuda_limits(const Kernel& kernel);
+
 /// Where every instruction is instrumented, tests take some twenty times as long.
 #if defined(ONEPASS_SANITIZED)
 inline constexpr bool kSanitized = true;
