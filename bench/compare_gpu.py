@@ -12,6 +12,7 @@ with cuDNN's or FLASH's first.
 
 import argparse
 import datetime
+import functools
 import json
 import math
 import statistics
@@ -51,16 +52,23 @@ def peer_forward(backend, q, k, v, causal):
 
 def peer_backward(backend, q, k, v, grad, causal):
     q, k, v = (heads_first(x).detach().requires_grad_() for x in (q, k, v))
-    out = sdpa(backend, q, k, v, causal)
+    side().wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side()):  # autograd runs a backward on its forward's stream: the one that is captured
+        out = sdpa(backend, q, k, v, causal)
     grad = heads_first(grad)
     return lambda: [heads_first(g) for g in torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)]
 
 
+@functools.cache
+def side():
+    """The stream on which calls are captured."""
+    return torch.cuda.Stream()
+
+
 def graphed(call, milliseconds):
     """(replay, calls a replay): calls for about `milliseconds`."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    side().wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side()):
         for _ in range(2):
             call()
     torch.cuda.synchronize()
@@ -71,7 +79,7 @@ def graphed(call, milliseconds):
     torch.cuda.synchronize()
     calls = max(2, min(200, int(milliseconds / max(first.elapsed_time(last), 1e-3))))
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=side()):
         for _ in range(calls):
             call()
     return graph.replay, calls
