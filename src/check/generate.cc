@@ -157,7 +157,11 @@ CaseSpec random_spec(std::uint64_t seed, const Limits& limits) {
     s.values = random.pick(
         {Values::wide, Values::deep, Values::equal, Values::steep, Values::rising, Values::denormal, Values::special});
   }
+  if (s.values == Values::denormal && Random(~seed).chance(0.4)) s.values = Values::tiny;
   if (limits.cuda && s.values == Values::special) s.values = Values::normal;
+  // What docs/semantics.md and docs/cuda.md say of numbers that are all subnormal.
+  const bool no_tiny = (limits.cuda && s.dtype == DType::f32) || (s.pass == Pass::decode && s.dtype == DType::bf16);
+  if (s.values == Values::tiny && no_tiny) s.values = Values::denormal;
   s.layout_q = draw_layout(random, false);
   s.layout_k = draw_layout(random, false);
   s.layout_v = draw_layout(random, false);

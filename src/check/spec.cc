@@ -45,7 +45,8 @@ void append_layout(std::string& text, const char* name, const Layout& layout) {
 }  // namespace
 
 const char* values_name(Values values) {
-  static constexpr const char* kNames[] = {"normal", "wide", "deep", "equal", "steep", "rising", "denormal", "special"};
+  static constexpr const char* kNames[] = {"normal", "wide",     "deep",    "equal", "steep",
+                                           "rising", "denormal", "special", "tiny"};
   return kNames[static_cast<int>(values)];
 }
 

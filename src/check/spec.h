@@ -20,8 +20,9 @@ enum class Values : std::uint8_t {
   equal,     // all scores equal and huge
   steep,     // scores of standard deviation 200
   rising,    // scores that grow slowly with the key
-  denormal,  // around and below the smallest normal numbers
-  special    // N(0,1) with a few NaN and Inf
+  denormal,  // N(0,1), half of them around and below the smallest normal numbers
+  special,   // N(0,1) with a few NaN and Inf
+  tiny       // denormal; all of V so, in causal backwards instead all of dO
 };
 const char* values_name(Values values);
 
@@ -83,7 +84,9 @@ struct Limits {
   std::int64_t max_seq = 300;
   double work = 3e6;   // multiply-adds of Q K^T and P V, about
   bool plain = false;  // no score modifiers
-  bool cuda = false;   // what CUDA kernels serve: plain, no NaN in V that only some rows see, half with aligned rows
+  /// What CUDA kernels serve: plain, no NaN in V that only some rows see, nothing tiny in float32 (docs/cuda.md); half
+  /// of the cases with aligned rows.
+  bool cuda = false;
 };
 
 /// The case of `seed`: any mix of sizes, masks, modifiers, values and strides. Cases of different seeds are

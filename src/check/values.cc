@@ -25,9 +25,9 @@ void fill_scores(Case& c, Random& random, double target, double noise) {
   fill(c.k, [&](const Index& i) { return target < 0 ? -value(i) : value(i); });
 }
 
-void fill_denormal(Array& array, Random& random) {
+/// Half of the elements, or all, around and below the smallest normal number.
+void fill_denormal(Array& array, Random& random, bool all) {
   const double tiny = array.dtype() == DType::f16 ? 0x1p-18 : array.dtype() == DType::f64 ? 0x1p-1030 : 0x1p-130;
-  const bool all = random.chance(0.3);
   fill(array, [&](const Index&) { return random.normal() * (all || random.chance(0.5) ? tiny : 1.0); });
 }
 
@@ -90,9 +90,12 @@ void fill_values(Case& c, Random& random) {
     fill(c.k,
          [&](const Index& i) { return first * (0.5 + static_cast<double>(i[1]) / 40) * (1 + 0.1 * random.normal()); });
   }
-  if (values == Values::denormal) {
-    for (Array* array : {&c.q, &c.k, &c.v}) fill_denormal(*array, random);
-    if (backward) fill_denormal(c.grad_out, random);
+  if (values == Values::denormal || values == Values::tiny) {
+    // Which operand is all tiny depends on the spec alone: the draws of a case have errors of one size.
+    const bool tiny = values == Values::tiny, tiny_grad = tiny && backward && c.spec().causal;
+    for (Array* array : {&c.q, &c.k}) fill_denormal(*array, random, false);
+    fill_denormal(c.v, random, tiny && !tiny_grad);
+    if (backward) fill_denormal(c.grad_out, random, tiny_grad);
   }
   if (values == Values::special) {
     const int which = static_cast<int>(random.between(0, backward ? 3 : 2));

@@ -180,7 +180,7 @@ TEST(Check, CasesCoverEverything) {
     note(s.batch * s.heads_q * s.seq_q * s.seq_k == 0, "zero size");
     note(s.seq_q > s.seq_k && s.causal && s.align == Align::bottom_right && s.q_position.empty(), "empty rows");
   }
-  EXPECT_EQ(seen.size(), 8u + 3u + 20u);
+  EXPECT_EQ(seen.size(), 9u + 3u + 20u);
 }
 
 /// Inputs hold NaN in every place that must not matter, and the C interface sees the same arrays.

@@ -80,8 +80,8 @@ TEST_P(BackwardBf16, ManyKeyBlocks) {
 }
 
 TEST_P(BackwardBf16, HardValues) {
-  for (const Values values :
-       {Values::steep, Values::rising, Values::deep, Values::equal, Values::wide, Values::denormal, Values::special}) {
+  for (const Values values : {Values::steep, Values::rising, Values::deep, Values::equal, Values::wide,
+                              Values::denormal, Values::tiny, Values::special}) {
     for (std::uint64_t seed = 0; seed < 6; ++seed) {
       CaseSpec spec = base(150, 330, 40);
       spec.seed = seed;

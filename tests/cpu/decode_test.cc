@@ -104,8 +104,8 @@ TEST(Decode, Modifiers) {
 }
 
 TEST(Decode, DifficultValues) {
-  for (const Values values :
-       {Values::wide, Values::deep, Values::equal, Values::steep, Values::rising, Values::denormal, Values::special}) {
+  for (const Values values : {Values::wide, Values::deep, Values::equal, Values::steep, Values::rising,
+                              Values::denormal, Values::tiny, Values::special}) {
     CaseSpec spec = sized(2, 1100, 4, 1, 64);
     spec.values = values;
     expect_right_in_each_type(spec);

@@ -81,9 +81,10 @@ TEST_P(CudaKernel, AdversarialScores) {
   ONEPASS_NEEDS_GPU_FOR(kernel);
   using check::Values;
   for (const Values values :
-       {Values::wide, Values::deep, Values::equal, Values::steep, Values::rising, Values::denormal}) {
+       {Values::wide, Values::deep, Values::equal, Values::steep, Values::rising, Values::denormal, Values::tiny}) {
     for (const bool causal : {false, true}) {
       CaseSpec spec = sized(*kernel, 300, 517);
+      if (values == Values::tiny && spec.dtype == DType::f32) continue;  // docs/cuda.md
       spec.values = values;
       spec.causal = causal;
       expect_right(*kernel, spec);

@@ -99,7 +99,7 @@ TEST_P(HopperRow, AdversarialScores) {
   const Kernel& kernel = *GetParam();
   using check::Values;
   for (const Values values :
-       {Values::wide, Values::deep, Values::equal, Values::steep, Values::rising, Values::denormal}) {
+       {Values::wide, Values::deep, Values::equal, Values::steep, Values::rising, Values::denormal, Values::tiny}) {
     for (const bool causal : {false, true}) {
       CaseSpec spec = sized(kernel, 130, 277);
       spec.values = values;

@@ -78,8 +78,9 @@ TEST_P(EmulatedKernel, LengthsAroundTheTiles) {
 TEST_P(EmulatedKernel, AdversarialScores) {
   using check::Values;
   for (const Values values :
-       {Values::wide, Values::deep, Values::equal, Values::steep, Values::rising, Values::denormal}) {
+       {Values::wide, Values::deep, Values::equal, Values::steep, Values::rising, Values::denormal, Values::tiny}) {
     CaseSpec spec = sized(70, 150);
+    if (values == Values::tiny && spec.dtype == DType::f32) continue;  // docs/cuda.md
     spec.values = values;
     spec.causal = values != Values::deep;
     expect_right(spec);
