@@ -73,7 +73,7 @@ class Library:
         """A function without arguments that makes the call; the workspace is allocated here, once."""
         o = Options(c.sizeof(Options), window_left=-1, window_right=-1, scale=float("nan"), deterministic=-1)
         for name, value in (options or {}).items():
-            setattr(o, name, value)
+            setattr(o, name, c.pointer(_descriptor(value)) if isinstance(value, torch.Tensor) else value)
         args = ARGS[which](c.sizeof(ARGS[which]), c.pointer(o))
         for name, tensor in tensors.items():
             setattr(args, name, c.pointer(_descriptor(tensor)))
@@ -85,7 +85,7 @@ class Library:
         args.workspace_size = size.value
         function, reference = getattr(self.lib, FUNCTIONS[which]), c.byref(args)
 
-        def call(keep=(workspace, tensors, args, o)):
+        def call(keep=(workspace, tensors, options, args, o)):
             if device.type == "cuda":
                 o.stream = torch.cuda.current_stream().cuda_stream
             if function(reference) != 0:
