@@ -3,8 +3,19 @@
 
 #include "cuda/ptx/shared.cuh"
 #include "cuda/sm90/backward_keys.cuh"
+#include "cuda/sm90/backward_pair.cuh"
 
 namespace onepass::cuda::sm90 {
+
+/// Registers of each thread of this warpgroup from here on; the launch has given them 128.
+template <int kRegisters>
+__device__ __forceinline__ void set_registers() {
+  if constexpr (kRegisters > 128) {
+    ptx::registers_increase<kRegisters>();
+  } else {
+    ptx::registers_decrease<kRegisters>();
+  }
+}
 
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1)
@@ -12,30 +23,34 @@ __global__ void __launch_bounds__(C::kThreads, 1)
                     const __grid_constant__ CUtensorMap map_k, const __grid_constant__ CUtensorMap map_v,
                     const __grid_constant__ CUtensorMap map_dk, const __grid_constant__ CUtensorMap map_dv,
                     const __grid_constant__ BackwardParams params) {
-  BackwardShared<C>& shared = *reinterpret_cast<BackwardShared<C>*>(ptx::dynamic_shared());
+  BlockShared<C>& shared = *reinterpret_cast<BlockShared<C>*>(ptx::dynamic_shared());
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
 
   if (threadIdx.x == 0) {
     const auto init = [](std::uint64_t* barriers, int slots, int arrivals) {
       for (int i = 0; i < slots; ++i) ptx::mbarrier_init(ptx::shared_address(barriers + i), arrivals);
     };
-    init(shared.k_full, 2, 1);
-    init(shared.v_full, C::kMains, 1);
-    init(shared.k_empty, 2, C::kMains);
+    init(shared.k_full, C::kTile.k_slots, 1);
+    init(shared.v_full, C::kHalves, 1);
+    init(shared.k_empty, C::kTile.k_slots, C::kHalves);
     init(shared.q_full, C::kStages, 1);
     init(shared.grad_out_full, C::kStages, 1);
     init(shared.stage_empty, C::kStages, 4 * C::kMains);
-    init(shared.ds_full, 2, 4 * C::kMains);
-    init(shared.ds_empty, 2, 4);
+    init(shared.ds_full, C::kTile.ds_slots, 4 * C::kHalves);
+    init(shared.ds_empty, C::kTile.ds_slots, 4);
     init(shared.tile_full, 2, 1);
     init(&shared.tile_wanted, 1, 1);
     init(shared.tile_empty, 2, 4 * (C::kMains + 1) + 2);
+    if constexpr (C::kPaired) {
+      init(&shared.p_full, 1, 4);
+      init(&shared.p_empty, 1, 4);
+    }
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
 
   if (warpgroup == C::kMains + 1) {
-    ptx::registers_decrease<C::kTile.loader_registers>();
+    set_registers<C::kTile.loader_registers>();
     if (threadIdx.x / 32 % 4 == 0) {
       schedule_key_tiles<C>(shared, params);
     } else if (threadIdx.x % 128 == 32) {
@@ -44,11 +59,17 @@ __global__ void __launch_bounds__(C::kThreads, 1)
       load_key_tiles<C, false>(shared, params, map_do, map_k);
     }
   } else if (warpgroup == C::kMains) {
-    ptx::registers_decrease<C::kTile.query_registers>();
+    set_registers<C::kTile.query_registers>();
     accumulate_queries<C>(shared, params);
-  } else {
-    ptx::registers_increase<C::kTile.main_registers>();
+  } else if constexpr (!C::kPaired) {
+    set_registers<C::kTile.main_registers[0]>();
     KeyWarpgroup<C>(shared, params, map_v, map_dk, map_dv, warpgroup).run();
+  } else if (warpgroup == 0) {
+    set_registers<C::kTile.main_registers[0]>();
+    PairValues<C>(shared, params, map_v, map_dk, map_dv).run();
+  } else {
+    set_registers<C::kTile.main_registers[1]>();
+    PairKeys<C>(shared, params, map_v, map_dk, map_dv).run();
   }
 }
 

@@ -5,16 +5,18 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <type_traits>
+
 #include "core/problem.h"
 #include "cuda/sm90/backward_tiles.h"
 
 namespace onepass::cuda::sm90 {
 
-/// 128 keys of one KV head, and the query rows that see them. Rows count from the first one of the sequence that sees
-/// any key, keys from the tile's first.
+/// block_k keys of one KV head, and the query rows that see them. Rows count from the first one of the sequence that
+/// sees any key, keys from the tile's first.
 struct alignas(16) KeyTile {
   int k_row;      // row of key 0 in K's seq dimension
-  int keys;       // keys that some row sees, at most 128; -1: no more tiles
+  int keys;       // keys that some row sees, at most block_k
   int kv_head;    //
   int batch;      // coordinate in the tensors: 0 when packed
   int q_row;      // row 0 in Q's seq dimension
@@ -28,8 +30,9 @@ struct alignas(16) KeyTile {
 
 /// The scalar parameters of all kernels of a call.
 /// Workspace, in query tiles of block_q rows, each of one sequence: tiles = batch ceil(seq_q / block_q), packed
-/// total_q / block_q + batch; likewise key tiles of 128 keys:
-///   dq     (heads_q, tiles, block_q bucket) float32, each tile in the order of the product's registers
+/// total_q / block_q + batch; likewise key tiles of block_k:
+///   dq     (heads_q, tiles, block_q bucket) float32, in pieces of 64 rows, dq_piece columns, each in the order of the
+///          product's registers
 ///   stats  (heads_q, tiles, 8, block_q / 4 + 4) float32: log2(e) LSE, then D, each by lane of a quad
 ///   plan   (key tiles heads_kv) KeyTile
 ///   next_tile  uint32
@@ -62,43 +65,60 @@ struct BackwardConfig {
   using T = T_;
   static constexpr BackwardTile kTile = backward_tile(kHeadDim, kHeadDimV);
   static constexpr int kD = kHeadDim, kDV = kHeadDimV;
-  static constexpr int kBlockQ = kTile.block_q, kBlockK = 128, kStages = kTile.stages;
-  static constexpr int kMains = 2;  // warpgroups of 64 keys
+  static constexpr int kBlockQ = kTile.block_q, kBlockK = kTile.block_k, kStages = kTile.stages;
+  static constexpr int kMains = 2;               // warpgroups
+  static constexpr int kHalves = kBlockK / 64;   // of 64 keys
+  static constexpr bool kPaired = kHalves == 1;  // both main warpgroups share the keys
   static constexpr int kThreads = 128 * (kMains + 2);
-  static constexpr int kPanels = kD / 64, kPanelsV = kDV / 64;
+  static constexpr int kPanels = (kD + 63) / 64, kPanelsV = (kDV + 63) / 64;  // of 64 columns
   static constexpr int kStatWidth = kBlockQ / 4 + 4;  // floats of a lane of a quad; the last 4 keep banks apart
   static constexpr int kStatFloats = 8 * kStatWidth;
-  static constexpr int kDqFloats = kBlockQ * kD;          // of a query tile
-  static constexpr int kChunks = kBlockQ / 64 * kPanels;  // 64 x 64 parts of it
-  static constexpr int kChunkFloats = 64 * 64;
-  static constexpr int kStaging = 2;  // chunks on their way to memory
-  static constexpr int kQBytes = kBlockQ * kD * 2, kDoBytes = kBlockQ * kDV * 2;
-  static_assert(kMains * kTile.main_registers + kTile.query_registers + kTile.loader_registers <= 4 * 128);
-  static_assert(kD % 64 == 0 && kDV % 64 == 0 && kBlockQ % 64 == 0);
+  static constexpr int kDqFloats = kBlockQ * kD;  // of a query tile
+  static constexpr int kPiece = kTile.dq_piece, kPieceFloats = 64 * kPiece;
+  static constexpr int kPieces = kDqFloats / kPieceFloats;
+  static constexpr int kQBytes = kBlockQ * kPanels * 128, kDoBytes = kBlockQ * kPanelsV * 128;
+  static_assert(kTile.main_registers[0] + kTile.main_registers[1] + kTile.query_registers + kTile.loader_registers <=
+                4 * 128);
+  static_assert(kD % 32 == 0 && kDV % 32 == 0 && kBlockQ % 64 == 0 && (kHalves == 1 || kHalves == 2));
+  static_assert(kPieces % kTile.dq_slots == 0, "each piece of a step has its slot");
+  static_assert(kD % kTile.dq_columns == 0 && kTile.dq_columns % kPiece == 0);
+  static_assert(kD == kTile.dq_columns || kTile.dq_columns % 64 == 0, "products begin with a panel");
 };
 
 /// Barriers: full ones are completed by TMA unless told otherwise. "Main" are the two warpgroups of scores, dV and dK.
 template <class C>
 struct BackwardShared {
-  alignas(1024) unsigned char k[2][C::kBlockK * C::kD * 2];  // (panels, 128, 64), 128-byte swizzle; then dK; one ahead
-  alignas(1024) unsigned char v[C::kBlockK * C::kDV * 2];    // (panels_v, 128, 64); then dV
-  alignas(1024) unsigned char q[C::kStages][C::kQBytes];     // (panels, block_q, 64)
-  alignas(1024) unsigned char grad_out[C::kStages][C::kDoBytes];   // (panels_v, block_q, 64)
-  alignas(1024) unsigned char ds[2][C::kMains][C::kBlockQ * 128];  // (block_q, 64 keys) of each main warpgroup
-  alignas(1024) float dq[C::kStaging][C::kChunkFloats];            // each warp of the dQ warpgroup owns a quarter
+  // (panels, block_k, 64), 128-byte swizzle; then dK
+  alignas(1024) unsigned char k[C::kTile.k_slots][C::kBlockK * C::kPanels * 128];
+  alignas(1024) unsigned char v[C::kBlockK * C::kPanelsV * 128];                    // (panels_v, block_k, 64); then dV
+  alignas(1024) unsigned char q[C::kStages][C::kQBytes];                            // (panels, block_q, 64)
+  alignas(1024) unsigned char grad_out[C::kStages][C::kDoBytes];                    // (panels_v, block_q, 64)
+  alignas(1024) unsigned char ds[C::kTile.ds_slots][C::kHalves][C::kBlockQ * 128];  // (block_q, 64 keys) of each half
+  alignas(1024) float dq[C::kTile.dq_slots][C::kPieceFloats];  // each warp of the dQ warpgroup owns a quarter
   float stats[C::kStages][C::kStatFloats];
-  std::uint64_t k_full[2];                  // K has come; main and dQ wait
-  std::uint64_t k_empty[2];                 // each main warpgroup when dK has left the memory; a loader waits
-  std::uint64_t v_full[C::kMains];          // its 64 rows of V have come; a main warpgroup waits
-  std::uint64_t q_full[C::kStages];         // Q, LSE and D have come; main waits
-  std::uint64_t grad_out_full[C::kStages];  // dO has come; main waits
-  std::uint64_t stage_empty[C::kStages];    // each main warp after its last product of the step; the loaders wait
-  std::uint64_t ds_full[2];                 // each main warp has written dS; dQ waits
-  std::uint64_t ds_empty[2];                // each dQ warp after its product; main waits
-  std::uint64_t tile_full[2];               // the scheduler has written the slot; all others wait
-  std::uint64_t tile_wanted;                // Q's loader has come to the last step of a tile; the scheduler waits
-  std::uint64_t tile_empty[2];              // each main and dQ warp, and both loaders; the scheduler waits
+  std::uint64_t k_full[C::kTile.k_slots];     // K has come; main and dQ wait
+  std::uint64_t k_empty[C::kTile.k_slots];    // for each half, when dK has left the memory; a loader waits
+  std::uint64_t v_full[C::kHalves];           // its 64 rows of V have come; a main warpgroup waits
+  std::uint64_t q_full[C::kStages];           // Q, LSE and D have come; main waits
+  std::uint64_t grad_out_full[C::kStages];    // dO has come; main waits
+  std::uint64_t stage_empty[C::kStages];      // each main warp after its last product of the step; the loaders wait
+  std::uint64_t ds_full[C::kTile.ds_slots];   // each warp that writes dS has; dQ waits
+  std::uint64_t ds_empty[C::kTile.ds_slots];  // each dQ warp after its product; the writers wait
+  std::uint64_t tile_full[2];                 // the scheduler has written the slot; all others wait
+  std::uint64_t tile_wanted;                  // Q's loader has come to the last step of a tile; the scheduler waits
+  std::uint64_t tile_empty[2];                // each main and dQ warp, and both loaders; the scheduler waits
   KeyTile tiles[2];
 };
+
+/// Where both main warpgroups share the keys, P passes from one to the other.
+template <class C>
+struct PairShared : BackwardShared<C> {
+  alignas(1024) unsigned char p[C::kBlockQ * 128];  // 16 bytes a thread, for each 16 rows
+  std::uint64_t p_full;                             // each warp that has P has written it; the warpgroup of dS waits
+  std::uint64_t p_empty;                            // each of its warps has dP, and P in registers; that of P waits
+};
+
+template <class C>
+using BlockShared = std::conditional_t<C::kPaired, PairShared<C>, BackwardShared<C>>;
 
 }  // namespace onepass::cuda::sm90

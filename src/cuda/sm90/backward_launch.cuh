@@ -14,7 +14,7 @@ namespace onepass::cuda::sm90 {
 template <class T, int kHeadDim, int kHeadDimV>
 struct Backward {
   using C = BackwardConfig<T, kHeadDim, kHeadDimV>;
-  static constexpr std::int64_t kSharedBytes = sizeof(BackwardShared<C>);
+  static constexpr std::int64_t kSharedBytes = sizeof(BlockShared<C>);
   static_assert(kSharedBytes <= kSharedBytes90);
 
   static Tiles tiles() { return {C::kBlockQ, C::kBlockK, C::kStages, C::kThreads, kSharedBytes}; }
@@ -38,7 +38,7 @@ struct Backward {
       ONEPASS_RETURN_IF_ERROR(run_main(problem, x, p, launch));
     }
     ONEPASS_RETURN_IF_ERROR(
-        cuda::launch(backward_finish<C>, row_blocks, 32 * 4 * C::kChunks, kFinishBytes<C>, launch, p));
+        cuda::launch(backward_finish<C>, row_blocks, 32 * 4 * C::kPieces, kFinishBytes<C>, launch, p));
     if (!leaves_rows(problem)) return {};
     const std::int64_t rows = problem.mask.varlen ? p.total_k + p.total_q : p.batch * p.seq_k;
     return cuda::launch(backward_clear<C>, ceil_div(rows, kPassThreads / 32), kPassThreads, 0, launch, p);

@@ -16,6 +16,10 @@ struct RingPlace {
   __device__ __forceinline__ void next() {
     if (++slot == kSlots) slot = 0, round ^= 1;
   }
+  __device__ __forceinline__ RingPlace previous() const {
+    static_assert(kSlots <= 2);
+    return {slot ^ (kSlots - 1), round ^ (slot ^ 1)};
+  }
 };
 
 /// A whole warp hands out tiles that have work, and at last one without steps. It takes the next one late, when the one
@@ -64,12 +68,13 @@ __device__ void load_key_tiles(BackwardShared<C>& shared, const BackwardParams& 
     const KeyTile& tile = shared.tiles[done % 2];
     if (tile.steps == 0) return;
     if constexpr (kIsQ) {
-      const std::uint32_t full = ptx::shared_address(&shared.k_full[done % 2]);
-      ptx::mbarrier_wait(ptx::shared_address(&shared.k_empty[done % 2]), (done / 2 & 1) ^ 1);
+      constexpr int kSlots = C::kTile.k_slots;
+      const std::uint32_t full = ptx::shared_address(&shared.k_full[done % kSlots]);
+      ptx::mbarrier_wait(ptx::shared_address(&shared.k_empty[done % kSlots]), (done / kSlots & 1) ^ 1);
       ptx::mbarrier_arrive_expect(full, sizeof(shared.k[0]));
 #pragma unroll 1
       for (int panel = 0; panel < C::kPanels; ++panel) {
-        ptx::tma_load(ptx::shared_address(&shared.k[done % 2][panel * C::kBlockK * 128]), &map_k, full,
+        ptx::tma_load(ptx::shared_address(&shared.k[done % kSlots][panel * C::kBlockK * 128]), &map_k, full,
                       box_at(C::kBlockK, panel, tile.k_row, tile.keys, tile.kv_head, tile.batch));
       }
     }

@@ -2,6 +2,8 @@
 // is.
 #pragma once
 
+#include <bit>
+
 #include "cuda/ptx/async_copy.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/matrix.cuh"
@@ -54,7 +56,8 @@ __device__ __forceinline__ void load_eight<float>(float (&x)[8], const void* g_r
 /// Statistics of a query tile of one head, and its dQ set to 0.
 template <class C>
 __device__ __forceinline__ void prepare_rows(const BackwardParams& p, std::int64_t index) {
-  constexpr int kLanes = C::kDV / 8, kAtOnce = kPassThreads / kLanes;  // threads of a row, rows at once
+  // Threads of a row, those beyond its end idle; rows at once.
+  constexpr int kLanes = std::bit_ceil(C::kDV / 8u), kAtOnce = kPassThreads / kLanes;
   using T = typename C::T;
   const int head = static_cast<int>(index / p.tiles);
   const std::int64_t tile = index % p.tiles;
@@ -110,15 +113,17 @@ __global__ void __launch_bounds__(kPassThreads) backward_prepare(const __grid_co
 
 /// Shared memory of the next kernel.
 template <class C>
-inline constexpr int kFinishBytes = 4 * C::kChunks * 16 * 128;
+inline constexpr int kFinishBytes = C::kDqFloats * 2;
 
-/// Scales and rounds a tile of dQ; rows of the item that see no key become 0. A warp takes 16 rows and 64 columns.
+/// Scales and rounds a tile of dQ; rows of the item that see no key become 0. A warp takes 16 rows of a piece.
 /// Tile t of an item writes its rows in the order: those that see keys, then those before them, then those after.
 template <class C>
-__global__ void __launch_bounds__(32 * 4 * C::kChunks) backward_finish(const __grid_constant__ BackwardParams p) {
+__global__ void __launch_bounds__(32 * 4 * C::kPieces) backward_finish(const __grid_constant__ BackwardParams p) {
   using T = typename C::T;
-  // (16, 64) of each warp, swizzled.
-  auto* const s_rows = reinterpret_cast<unsigned char(*)[16 * 128]>(ptx::dynamic_shared());
+  constexpr int kColumns = C::kPiece, kPiecesOfRows = C::kD / kColumns, kLanes = kColumns / 8;  // lanes of a row
+  // (16, piece) of each warp, the 16-byte parts of a row permuted so that eight rows fill the banks.
+  auto* const s_rows = reinterpret_cast<unsigned char(*)[16 * kLanes * 16]>(ptx::dynamic_shared());
+  const auto place = [](int row, int column) { return (row * kLanes + (column ^ (row / (8 / kLanes) % kLanes))) * 16; };
   const std::int64_t index = blockIdx.x;
   const int head = static_cast<int>(index / p.tiles);
   const std::int64_t tile = index % p.tiles;
@@ -126,46 +131,46 @@ __global__ void __launch_bounds__(32 * 4 * C::kChunks) backward_finish(const __g
   const Sequence s = p.sequence(owner.b);
   const std::int64_t rows_of_item = item_rows(p.mask.cu_seqlens_q, owner.b, s.q_row, p.seq_q, p.total_q);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int chunk = warp / 4;
+  const int piece = warp / 4;
   const std::int64_t first =
-      (tile - owner.first) * C::kBlockQ + chunk / C::kPanels * 64 + warp % 4 * 16;  // of the warp's rows
+      (tile - owner.first) * C::kBlockQ + piece / kPiecesOfRows * 64 + warp % 4 * 16;  // of the warp's rows
   if (first >= rows_of_item) return;
   const Extent x = seen(s);
   const std::uint32_t s_own = ptx::shared_address(s_rows[warp]);
   if (first < x.rows.size()) {
     const auto* const g_dq =
-        reinterpret_cast<const float4*>(p.dq + index * C::kDqFloats + warp * (C::kChunkFloats / 4)) + lane;
-    float4 part[8];
+        reinterpret_cast<const float4*>(p.dq + index * C::kDqFloats + warp * (C::kPieceFloats / 4)) + lane;
+    float4 part[kColumns / 8];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) part[i] = __ldcs(g_dq + 32 * i);
-    std::uint32_t packed[16];
+    for (int i = 0; i < kColumns / 8; ++i) part[i] = __ldcs(g_dq + 32 * i);
+    std::uint32_t packed[kColumns / 4];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < kColumns / 8; ++i) {
       packed[2 * i] = ptx::pack<T>(part[i].x * p.scale, part[i].y * p.scale);
       packed[2 * i + 1] = ptx::pack<T>(part[i].z * p.scale, part[i].w * p.scale);
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < kColumns / 16; ++i) {
       const int row = lane % 16, column = 2 * i + lane / 16;  // of 8 elements
-      ptx::stmatrix_x4(s_own + row * 128 + ((column ^ (row % 8)) * 16), packed[4 * i], packed[4 * i + 1],
-                       packed[4 * i + 2], packed[4 * i + 3]);
+      ptx::stmatrix_x4(s_own + place(row, column), packed[4 * i], packed[4 * i + 1], packed[4 * i + 2],
+                       packed[4 * i + 3]);
     }
     __syncwarp();
   }
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int r = lane / 8 + 4 * i, column = lane % 8;
+  for (int i = 0; i < kLanes / 2; ++i) {
+    const int r = lane / kLanes + 32 / kLanes * i, column = lane % kLanes;
     const std::int64_t rank = first + r;
     if (rank >= rows_of_item) continue;
     uint4 value = {0, 0, 0, 0};
     std::int64_t row = x.rows.begin + rank;
     if (rank < x.rows.size()) {
-      value = *reinterpret_cast<const uint4*>(s_rows[warp] + r * 128 + ((column ^ (r % 8)) * 16));
+      value = *reinterpret_cast<const uint4*>(s_rows[warp] + place(r, column));
     } else {
       row = rank - x.rows.size();
       if (row >= x.rows.begin) row += x.rows.size();
     }
-    const int at = chunk % C::kPanels * 64 + column * 8;
+    const int at = piece % kPiecesOfRows * kColumns + column * 8;
     auto* const g = reinterpret_cast<std::uint16_t*>(p.operands.grad_q.row(owner.b, s.q_row + row, head)) + at;
     if (at + 8 <= p.head_dim) {
       *reinterpret_cast<uint4*>(g) = value;

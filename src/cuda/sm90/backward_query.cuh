@@ -1,4 +1,5 @@
-// The warpgroup of dQ: dQ += dS K, in 64 x 64 chunks, added to the float32 sums in global memory by bulk reductions.
+// The warpgroup of dQ: dQ += dS K, some columns at a time, added to the float32 sums in global memory by bulk
+// reductions.
 #pragma once
 
 #include "cuda/ptx/registers.cuh"
@@ -17,11 +18,13 @@ template <class C>
 __device__ void accumulate_queries(BackwardShared<C>& shared, const BackwardParams& p) {
   using T = typename C::T;
   const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32 % 4, 0);
-  constexpr int kWarpFloats = C::kChunkFloats / 4;
+  constexpr int kWarpFloats = C::kPieceFloats / 4, kColumns = C::kTile.dq_columns, kSlots = C::kTile.dq_slots;
+  constexpr int kKSlots = C::kTile.k_slots;
+  constexpr int kProducts = C::kDqFloats / (64 * kColumns), kProductsOfRows = C::kD / kColumns;
   const std::uint32_t ds_low = ptx::descriptor_low(ptx::shared_address(shared.ds));
   const std::uint32_t s_own = ptx::shared_address(shared.dq) + warp * kWarpFloats * 4;
-  RingPlace<2> ds;
-  float r_dq[32];
+  RingPlace<C::kTile.ds_slots> ds;
+  float r_dq[kColumns / 2];
 #pragma unroll 1
   for (unsigned done = 0;; ++done) {
     ptx::mbarrier_wait(ptx::shared_address(&shared.tile_full[done % 2]), done / 2 & 1);
@@ -32,8 +35,8 @@ __device__ void accumulate_queries(BackwardShared<C>& shared, const BackwardPara
                   warp * kWarpFloats;
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.tile_empty[done % 2]));
-    const std::uint32_t k_low = ptx::descriptor_low(ptx::shared_address(shared.k[done % 2]), C::kBlockK * 128);
-    ptx::mbarrier_wait(ptx::shared_address(&shared.k_full[done % 2]), done / 2 & 1);
+    const std::uint32_t k_low = ptx::descriptor_low(ptx::shared_address(shared.k[done % kKSlots]), C::kBlockK * 128);
+    ptx::mbarrier_wait(ptx::shared_address(&shared.k_full[done % kKSlots]), done / kKSlots & 1);
 #pragma unroll 1
     for (int head = 0; head < p.group; ++head) {
 #pragma unroll 1
@@ -41,8 +44,8 @@ __device__ void accumulate_queries(BackwardShared<C>& shared, const BackwardPara
         ptx::mbarrier_wait(ptx::shared_address(&shared.ds_full[ds.slot]), ds.round);
         const std::uint32_t ds_now = ds_low + ds.slot * (sizeof(shared.ds[0]) >> 4);
 #pragma unroll
-        for (int chunk = 0; chunk < C::kChunks; ++chunk) {
-          const int rows = chunk / C::kPanels, panel = chunk % C::kPanels;
+        for (int product = 0; product < kProducts; ++product) {
+          const int rows = product / kProductsOfRows, panel = product % kProductsOfRows * (kColumns / 64);
           ptx::keep(r_dq);
           ptx::wgmma_fence();
 #pragma unroll
@@ -50,28 +53,32 @@ __device__ void accumulate_queries(BackwardShared<C>& shared, const BackwardPara
             // A: dS, 64 rows, k along the columns; B: K, k along the rows.
             const std::uint32_t a = ds_now + (((k / 4) * C::kBlockQ * 128 + rows * 64 * 128 + (k % 4) * 32) >> 4);
             const std::uint32_t b = k_low + ((panel * C::kBlockK * 128 + k * 16 * 128) >> 4);
-            ptx::Wgmma<T, 64>::template ss<0, 1>(r_dq, ptx::descriptor(a), ptx::descriptor(b), k > 0);
+            ptx::Wgmma<T, kColumns>::template ss<0, 1>(r_dq, ptx::descriptor(a), ptx::descriptor(b), k > 0);
           }
           ptx::wgmma_commit();
           ptx::wgmma_wait<0>();
           ptx::keep(r_dq);
-          if (chunk == C::kChunks - 1 && lane == 0) {
+          if (product == kProducts - 1 && lane == 0) {
             ptx::mbarrier_arrive(ptx::shared_address(&shared.ds_empty[ds.slot]));
           }
-          // The warp's quarter of a chunk: its 16 rows, in the order of the registers.
-          if (lane == 0) ptx::bulk_wait_read_but<C::kStaging - 1>();
-          __syncwarp();
-          const std::uint32_t s_part = s_own + chunk % C::kStaging * (C::kChunkFloats * 4);
 #pragma unroll
-          for (int i = 0; i < 8; ++i) {
-            ptx::store_shared(s_part + (i * 32 + lane) * 16, r_dq[4 * i], r_dq[4 * i + 1], r_dq[4 * i + 2],
-                              r_dq[4 * i + 3]);
-          }
-          ptx::fence_async_shared();
-          __syncwarp();
-          if (lane == 0) {
-            ptx::bulk_reduce_add(g_dq + chunk * C::kChunkFloats, s_part, kWarpFloats * 4);
-            ptx::bulk_commit();
+          for (int part = 0; part < kColumns / C::kPiece; ++part) {
+            // The warp's quarter of a piece: its 16 rows, in the order of the registers.
+            const int piece = product * (kColumns / C::kPiece) + part;
+            const float* const r = r_dq + part * (C::kPiece / 2);
+            if (lane == 0) ptx::bulk_wait_read_but<kSlots - 1>();
+            __syncwarp();
+            const std::uint32_t s_part = s_own + piece % kSlots * (C::kPieceFloats * 4);
+#pragma unroll
+            for (int i = 0; i < C::kPiece / 8; ++i) {
+              ptx::store_shared(s_part + (i * 32 + lane) * 16, r[4 * i], r[4 * i + 1], r[4 * i + 2], r[4 * i + 3]);
+            }
+            ptx::fence_async_shared();
+            __syncwarp();
+            if (lane == 0) {
+              ptx::bulk_reduce_add(g_dq + piece * C::kPieceFloats, s_part, kWarpFloats * 4);
+              ptx::bulk_commit();
+            }
           }
         }
         ds.next();
