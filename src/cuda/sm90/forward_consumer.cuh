@@ -2,7 +2,8 @@
 // scores while the last probabilities meet V:
 //     S(i) = Q K(i)   |   O += P(i - 1) V(i - 1)   |   P(i) = softmax(S(i))
 // and runs on over tiles: the first step of a tile finishes the one before,
-// whose O is written out in the step after. Blocks are taken from the right.
+// whose O is written out in the step after. With one slot of Q a tile is
+// finished first, while the next one's Q comes. Blocks are taken from the right.
 // Shah et al., "FlashAttention-3" (2024), for the overlap inside a warpgroup.
 #pragma once
 
@@ -44,6 +45,7 @@ class ForwardConsumer {
       ptx::wgmma_wait<0>();
       ptx::keep(r_s_);
       release(shared_.k_empty, k_at_++, C::kStages);
+      if (kOneQ && blocks_.first == blocks_.last) release_q();
       skip(shared_.v_full, shared_.v_empty, v_at_, blocks_.right);
       float factor[2];
       softmax<kFirst>(blocks_.last, seen, factor);
@@ -60,9 +62,9 @@ class ForwardConsumer {
         }
         skipped = blocks_.left;
         skip(shared_.k_full, shared_.k_empty, k_at_, skipped);
-        release(shared_.q_empty, tile_at_ - 1, C::kQStages);
+        if (!kOneQ) release_q();
         take_next();
-        if (drain_ || blocks_.first > blocks_.last) break;
+        if (kOneQ || drain_ || blocks_.first > blocks_.last) break;
         wait_q();
         skip(shared_.k_full, shared_.k_empty, k_at_, blocks_.right);
         step<kFirst>(blocks_.last, accumulate);
@@ -70,6 +72,8 @@ class ForwardConsumer {
       }
       finish(accumulate);
       skip(shared_.v_full, shared_.v_empty, v_at_, skipped);
+      if (kOneQ && !drain_ && blocks_.first <= blocks_.last) continue;
+      if (leader_) ptx::bulk_wait();
       if constexpr (C::kFixedReference) repair();
     }
   }
@@ -78,6 +82,7 @@ class ForwardConsumer {
   enum Step { kFirst, kGeneral, kInner };
   using T = typename C::T;
   static constexpr int kBlockQ = C::kBlockQ, kBlockK = C::kBlockK, kScores = kBlockK / 2;
+  static constexpr bool kOneQ = C::kQStages == 1;
 
   // ---- Barriers: slots are taken in turn, `at` counts them.
   __device__ __forceinline__ void wait(std::uint64_t* full, unsigned at, unsigned slots) {
@@ -105,6 +110,9 @@ class ForwardConsumer {
   }
   __device__ __forceinline__ void wait_q() {
     wait(shared_.q_full, tile_at_ - 1, C::kQStages);
+  }
+  __device__ __forceinline__ void release_q() {
+    release(shared_.q_empty, tile_at_ - 1, C::kQStages);
   }
   // Barriers 1 to 3, two warpgroups each: the one before arrives after its
   // products, the one whose turn it is waits.
@@ -251,6 +259,7 @@ class ForwardConsumer {
     ptx::wgmma_wait<1>();
     ptx::keep(r_s_);
     release(shared_.k_empty, k_at_++, C::kStages);
+    if (kOneQ && block == blocks_.first) release_q();
     float factor[2] = {1, 1};
     const bool scale = softmax<kStep>(block, seen, factor);
 
@@ -281,7 +290,6 @@ class ForwardConsumer {
     ptx::keep(r_o_);
     release(shared_.v_empty, v_at_++, C::kStages);
     write_out(tile_at_ - 2);
-    if (leader_) ptx::bulk_wait();
   }
 
   /// The rows of the finished tile `at`: their LSE, and the factor that O still

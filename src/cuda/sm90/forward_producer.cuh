@@ -48,7 +48,8 @@ __device__ void load_tiles(ForwardShared<C>& shared, const CUtensorMap& map, con
     const int first = tile.first, last = tile.last, k_row = tile.k_row, k_length = tile.k_length;
     const int kv_head = tile.kv_head, batch = tile.batch;
     if (last < first) return;
-    if constexpr (kIsK) {
+    const int q_row = tile.q_row, rows = tile.rows, head = tile.head;
+    const auto load_q = [&] {
       const unsigned q_slot = tile_at % C::kQStages;
       const std::uint32_t q_full = ptx::shared_address(&shared.q_full[q_slot]);
       ptx::mbarrier_wait(ptx::shared_address(&shared.q_empty[q_slot]), (tile_at / C::kQStages & 1) ^ 1);
@@ -56,9 +57,10 @@ __device__ void load_tiles(ForwardShared<C>& shared, const CUtensorMap& map, con
 #pragma unroll 1
       for (int panel = 0; panel < C::kPanels; ++panel) {
         ptx::tma_load(ptx::shared_address(&shared.q[q_slot][panel * C::kBlockQ * 128]), &map_q, q_full,
-                      box_at(C::kBlockQ, panel, tile.q_row, tile.rows, tile.head, batch));
+                      box_at(C::kBlockQ, panel, q_row, rows, head, batch));
       }
-    }
+    };
+    if constexpr (kIsK && C::kQStages > 1) load_q();
     ptx::mbarrier_arrive(ptx::shared_address(&shared.tile_empty[tile_slot]));
 #pragma unroll 1
     for (int block = last; block >= first; --block, ++at) {
@@ -72,6 +74,8 @@ __device__ void load_tiles(ForwardShared<C>& shared, const CUtensorMap& map, con
         ptx::tma_load(s_slots + (slot * kPanels + panel) * (C::kBlockK * 128), &map, full,
                       box_at(C::kBlockK, panel, k_row + key, min(C::kBlockK, k_length - key), kv_head, batch));
       }
+      // A single slot of Q is free later than one of K.
+      if (kIsK && C::kQStages == 1 && block == last) load_q();
     }
   }
 }
