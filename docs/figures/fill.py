@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Fills the numbers and tables of docs/derivation.md, docs/derivation.zh.md and README.md from `onepass ladder`.
+"""Fills the numbers and tables of docs/derivation.md, docs/derivation.zh.md and README.md from `onepass ladder`, those
+of GPUs from bench/results/gpu_ladder.json (gpu.py).
 
     docs/figures/fill.py build/release/cli/onepass            runs it, writes docs/figures/ladder.json and the pages
     docs/figures/fill.py --check build/release/cli/onepass    writes nothing, fails where something is out of date
@@ -15,6 +16,8 @@ import re
 import struct
 import subprocess
 import sys
+
+import gpu
 
 FIGURES = pathlib.Path(__file__).resolve().parent
 ROOT = FIGURES.parent.parent
@@ -130,7 +133,7 @@ def values(data):
         v[f"{key}.bytes"], v[f"{key}.barriers"] = mib(row["bytes"]), str(row["barriers"])
     for row in parallel["overlaps"]:
         v[f"{row['overlap']}.{row['head_dim']}"] = f"{100 * row['tensor_share']:.0f} %"
-    return v
+    return v | gpu.values()
 
 
 WORDS = {
@@ -138,7 +141,7 @@ WORDS = {
            "peak fast memory": "快存峰值", "other FLOPs": "非矩阵乘 FLOPs", "fast memory": "快存", "processors": "处理器",
            "tiles": "分块", "paper": "论文", "fit": "真正放得下", "v1 bytes": "v1 字节", "v2 bytes": "v2 字节",
            "all held": "实际占用", "held": "实际占用", "warps": "warp 数", "split": "划分方式",
-           "shared memory": "共享内存流量", "barriers": "同步次数", "exps": "exp 次数"},
+           "shared memory": "共享内存流量", "barriers": "同步次数", "exps": "exp 次数", **gpu.CHINESE},
 }
 FORMULAS = {
     "naive": "4Nd + 4N²", "standard": "4Nd + 4N²", "three_pass": "4Nd + 6N²", "two_pass": "4Nd + 5N²",
@@ -196,6 +199,7 @@ def tables(data, lang):
         "blocks-table": table(["fast memory", "d", "tiles", "Br", "Bc", "Tr", "Tc", "held"], blocks, lang),
         "block-rows-table": table(["Br", "v1 bytes", "v2 bytes", "tiles", "S", "all held"], rows, lang),
         "warps-table": table(["split", "warps", "shared memory", "barriers"], warps, lang),
+        **gpu.tables(table, lang),
         "ladder-summary": table(["rung", "elements moved", "bytes", "peak of fast memory, bytes"], lines, lang),
     }
 
