@@ -95,7 +95,8 @@ def tables(table, lang):
     each = ["blocks", "SMs at work", "time", "TFLOP/s"]
     return {
         "gpu-ladder-table": table(["rung", "d", "elements moved", "bytes by formula", "crossing / formula",
-                                   "L2 sectors / formula", "DRAM bytes", "time", "TFLOP/s", "TFLOP/s, causal", "error"], ladder, lang),
+                                   "L2 sectors / formula", "DRAM bytes", "time", "TFLOP/s", "TFLOP/s, causal", "error"],
+                                  ladder, lang),
         "gpu-warps-table": table(["rung", "d", "shared memory by model", "measured", "time"], warps, lang),
         "gpu-grid-table": table(["heads", *(f"v1: {x}" for x in each), *(f"v2: {x}" for x in each)], grid, lang),
     }
