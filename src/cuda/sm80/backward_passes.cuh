@@ -2,6 +2,7 @@
 // sequence.
 #pragma once
 
+#include "cuda/device/row_dots.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/sm80/backward_params.h"
 #include "cuda/sm80/backward_scores.cuh"
@@ -11,45 +12,11 @@ namespace onepass::cuda::sm80 {
 
 inline constexpr int kPassThreads = 256;
 
-/// Threads that share a row of kCols elements: 8 elements each, a power of two.
-template <int kCols>
-inline constexpr int kRowThreads = kCols <= 32    ? 4
-                                   : kCols <= 64  ? 8
-                                   : kCols <= 128 ? 16
-                                                  : 32;
-
-/// sum of a * b over eight elements from `first` on; a of type T, b of type T or float32.
-template <class T>
-__device__ __forceinline__ float dot_eight(const char* g_a, bool a_aligned, const char* g_b, bool b_aligned, bool b_f32,
-                                           int first, int dim) {
-  const auto load = [&](const char* g, bool aligned) {
-    const auto* g_row = reinterpret_cast<const std::uint16_t*>(g);
-    return aligned && first + 8 <= dim ? *reinterpret_cast<const uint4*>(g_row + first) : load_eight(g_row, first, dim);
-  };
-  float a[8], b[8];
-  const auto widen = [](uint4 x, float(&r)[8]) {
-    unpack<T>(x.x, r[0], r[1]), unpack<T>(x.y, r[2], r[3]), unpack<T>(x.z, r[4], r[5]), unpack<T>(x.w, r[6], r[7]);
-  };
-  widen(load(g_a, a_aligned), a);
-  if (b_f32) {
-    const auto* g_row = reinterpret_cast<const float*>(g_b);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) b[i] = first + i < dim ? g_row[first + i] : 0;
-  } else {
-    widen(load(g_b, b_aligned), b);
-  }
-  float sum = 0;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) sum += a[i] * b[i];
-  return sum;
-}
-
 /// Fills the tile's statistics and clears its dQ and turns. Grid: batch x heads_q x query_tiles.
 template <class Shape>
 __global__ void __launch_bounds__(kPassThreads) backward_prepare(const __grid_constant__ BackwardParams p) {
   using T = typename Shape::Element;
-  constexpr int kD = Shape::kD, kDV = Shape::kDV, kWarps = Shape::kTile.warps;
-  constexpr int kQ = Shape::kTile.block_q, kRow = kRowThreads<kDV>, kRows = kPassThreads / kRow;
+  constexpr int kD = Shape::kD, kDV = Shape::kDV, kWarps = Shape::kTile.warps, kQ = Shape::kTile.block_q;
   const auto tile = static_cast<std::int64_t>(blockIdx.x) % p.query_tiles;
   const int head = static_cast<int>(blockIdx.x / p.query_tiles % p.heads_q);
   const std::int64_t b = blockIdx.x / p.query_tiles / p.heads_q;
@@ -63,27 +30,33 @@ __global__ void __launch_bounds__(kPassThreads) backward_prepare(const __grid_co
   if (p.deterministic && threadIdx.x < kWarps) p.turns[index * kWarps + threadIdx.x] = 0;
 
   const auto& o = p.operands;
-  const bool out_f32 = o.out.dtype == DType::f32;
-  const int lane = threadIdx.x % kRow;
   float* g_stats = p.stats + index * 2 * kQ;
-#pragma unroll 4
-  for (int r = threadIdx.x / kRow; r < round_up(kQ, kRows); r += kRows) {
-    const std::int64_t row = tile * kQ + r;
-    float lse = -INFINITY, sum = 0;
-    if (r < kQ && row < s.q_length) {
-      lse = *o.lse.row(b, head, s.q_row + row);
-      sum = lane * 8 < kDV
-                ? dot_eight<T>(o.grad_out.row(b, s.q_row + row, head), p.grad_out_aligned,
-                               o.out.row(b, s.q_row + row, head), p.out_aligned, out_f32, 8 * lane, p.head_dim_v)
-                : 0;
-    }
+#pragma unroll 1
+  for (int first = threadIdx.x / 32 * 16; first < kQ; first += kPassThreads / 2) {
+    const void *g_out[2], *g_grad[2];
+    std::int64_t rows[2];
 #pragma unroll
-    for (int offset = kRow / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-    if (lane != 0 || r >= kQ) continue;
-    const bool empty = lse == -INFINITY;  // sees no key: P = 0 whatever its score
-    if (!empty && o.grad_lse) sum -= *o.grad_lse.row(b, head, s.q_row + row);
-    g_stats[r] = empty ? INFINITY : lse * 1.44269504088896341f;
-    g_stats[kQ + r] = empty ? 0 : sum;
+    for (int half = 0; half < 2; ++half) {
+      const std::int64_t row = tile * kQ + first + threadIdx.x % 32 / 4 + 8 * half;
+      const bool inside = row < s.q_length;
+      rows[half] = inside ? row : -1;
+      g_out[half] = inside ? o.out.row(b, s.q_row + row, head) : nullptr;
+      g_grad[half] = inside ? o.grad_out.row(b, s.q_row + row, head) : nullptr;
+    }
+    const float2 sums = o.out.dtype == DType::f32
+                            ? row_dots_f32<T, kDV>(g_out, g_grad, p.grad_out_aligned, p.head_dim_v)
+                            : row_dots<T, kDV>(g_out, p.out_aligned, g_grad, p.grad_out_aligned, p.head_dim_v);
+    if (!owns_row_dots()) continue;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float lse = rows[half] < 0 ? -INFINITY : *o.lse.row(b, head, s.q_row + rows[half]);
+      const bool empty = lse == -INFINITY;  // sees no key: P = 0 whatever its score
+      float sum = half == 0 ? sums.x : sums.y;
+      if (!empty && o.grad_lse) sum -= *o.grad_lse.row(b, head, s.q_row + rows[half]);
+      float* const g = g_stats + first + threadIdx.x % 32 / 4 + 8 * half;
+      g[0] = empty ? INFINITY : lse * 1.44269504088896341f;
+      g[kQ] = empty ? 0 : sum;
+    }
   }
 }
 

@@ -91,7 +91,7 @@ class MainWarpgroup {
                                                        const float* r_d) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float2 prob = unpack<T>(r_p[half]);
+      const float2 prob = widen<T>(r_p[half]);
       r_ds[half] = ptx::pack<T>(prob.x * (r_dp[2 * half] - r_d[0]), prob.y * (r_dp[2 * half + 1] - r_d[1]));
     }
   }

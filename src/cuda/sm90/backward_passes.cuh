@@ -2,8 +2,7 @@
 // is.
 #pragma once
 
-#include <bit>
-
+#include "cuda/device/row_dots.cuh"
 #include "cuda/ptx/async_copy.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/matrix.cuh"
@@ -14,50 +13,9 @@ namespace onepass::cuda::sm90 {
 
 inline constexpr int kPassThreads = 256;
 
-template <class T>
-__device__ __forceinline__ float2 unpack(std::uint32_t x);
-template <>
-__device__ __forceinline__ float2 unpack<__nv_bfloat16>(std::uint32_t x) {
-  return {__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u)};
-}
-template <>
-__device__ __forceinline__ float2 unpack<__half>(std::uint32_t x) {
-  return __half22float2(*reinterpret_cast<const __half2*>(&x));
-}
-
-/// Eight elements of a row of `dim`, from column `first` on, zeros beyond; the row is 16-byte aligned.
-template <class T>
-__device__ __forceinline__ void load_eight(float (&x)[8], const void* g_row, int first, int dim) {
-  uint4 packed = {0, 0, 0, 0};
-  if (first + 8 <= dim) {
-    packed = *reinterpret_cast<const uint4*>(static_cast<const T*>(g_row) + first);
-  } else {
-    std::uint16_t elements[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      elements[i] = first + i < dim ? static_cast<const std::uint16_t*>(g_row)[first + i] : std::uint16_t{0};
-    }
-    packed = {elements[0] | std::uint32_t{elements[1]} << 16, elements[2] | std::uint32_t{elements[3]} << 16,
-              elements[4] | std::uint32_t{elements[5]} << 16, elements[6] | std::uint32_t{elements[7]} << 16};
-  }
-  const std::uint32_t words[4] = {packed.x, packed.y, packed.z, packed.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 pair = unpack<T>(words[i]);
-    x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
-  }
-}
-template <>
-__device__ __forceinline__ void load_eight<float>(float (&x)[8], const void* g_row, int first, int dim) {
-#pragma unroll
-  for (int i = 0; i < 8; ++i) x[i] = first + i < dim ? static_cast<const float*>(g_row)[first + i] : 0;
-}
-
 /// Statistics of a query tile of one head, and its dQ set to 0.
 template <class C>
 __device__ __forceinline__ void prepare_rows(const BackwardParams& p, std::int64_t index) {
-  // Threads of a row, those beyond its end idle; rows at once.
-  constexpr int kLanes = std::bit_ceil(C::kDV / 8u), kAtOnce = kPassThreads / kLanes;
   using T = typename C::T;
   const int head = static_cast<int>(index / p.tiles);
   const std::int64_t tile = index % p.tiles;
@@ -71,30 +29,30 @@ __device__ __forceinline__ void prepare_rows(const BackwardParams& p, std::int64
   for (int i = 0; i < C::kDqFloats / 4 / kPassThreads; ++i) g_dq[i * kPassThreads + threadIdx.x] = {0, 0, 0, 0};
 
   const BackwardOperands& o = p.operands;
-  const int lane = threadIdx.x % kLanes;
+  const int warp = threadIdx.x / 32;
+  if (16 * warp >= C::kBlockQ) return;
+  const void *g_out[2], *g_grad[2];
+  std::int64_t rows[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const std::int64_t rank = first + 16 * warp + threadIdx.x % 32 / 4 + 8 * half;
+    const bool inside = rank < x.rows.size();
+    rows[half] = inside ? s.q_row + x.rows.begin + rank : -1;
+    g_out[half] = inside ? o.out.row(owner.b, rows[half], head) : nullptr;
+    g_grad[half] = inside ? o.grad_out.row(owner.b, rows[half], head) : nullptr;
+  }
+  const float2 sums = o.out.dtype == DType::f32 ? row_dots_f32<T, C::kDV>(g_out, g_grad, true, p.head_dim_v)
+                                                : row_dots<T, C::kDV>(g_out, true, g_grad, true, p.head_dim_v);
+  if (!owns_row_dots()) return;
   float* const g_stats = p.stats + index * C::kStatFloats;
 #pragma unroll
-  for (int step = 0; step < C::kBlockQ / kAtOnce; ++step) {
-    const int r = threadIdx.x / kLanes + step * kAtOnce;
-    const std::int64_t row = s.q_row + x.rows.begin + first + r;
-    float lse = INFINITY, sum = 0;  // P = 0 past the end, and where a row that could see keys has no weight
-    if (first + r < x.rows.size()) {
-      float a[8], b[8];
-      load_eight<T>(a, o.grad_out.row(owner.b, row, head), 8 * lane, p.head_dim_v);
-      if (o.out.dtype == DType::f32) {
-        load_eight<float>(b, o.out.row(owner.b, row, head), 8 * lane, p.head_dim_v);
-      } else {
-        load_eight<T>(b, o.out.row(owner.b, row, head), 8 * lane, p.head_dim_v);
-      }
-#pragma unroll
-      for (int i = 0; i < 8; ++i) sum += a[i] * b[i];
-      lse = *o.lse.row(owner.b, head, row) * 1.4426950408889634f;
-    }
-#pragma unroll
-    for (int offset = kLanes / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
-    if (lane != 0) continue;
-    if (o.grad_lse && first + r < x.rows.size()) sum -= *o.grad_lse.row(owner.b, head, row);
+  for (int half = 0; half < 2; ++half) {
+    // P = 0 past the end, and where a row that could see keys has no weight
+    const float lse = rows[half] < 0 ? INFINITY : *o.lse.row(owner.b, head, rows[half]) * 1.4426950408889634f;
     const bool empty = lse == -INFINITY || lse == INFINITY;
+    float sum = half == 0 ? sums.x : sums.y;
+    if (!empty && o.grad_lse) sum -= *o.grad_lse.row(owner.b, head, rows[half]);
+    const int r = 16 * warp + threadIdx.x % 32 / 4 + 8 * half;
     float* const g = g_stats + (r % 8 / 2) * C::kStatWidth + r / 8 * 2 + r % 2;
     g[0] = empty ? INFINITY : lse;
     g[4 * C::kStatWidth] = empty ? 0 : sum;
