@@ -99,6 +99,7 @@ Status run_check(const CheckOptions& options) {
       sweep.first_seed = options.seed;
       sweep.cases = options.cases;
       sweep.threads = threads == 1 || backend == Backend::cuda ? std::vector<int>{1} : std::vector<int>{1, threads};
+      if (backend == Backend::cuda) sweep.forwards = check::runnable_kernels(Pass::forward, backend);
       Progress progress(pass_name(pass), static_cast<std::size_t>(options.cases));
       sweep.progress = [&](int done) { progress.set(static_cast<std::size_t>(done)); };
       for (check::Tally& tally : check::run_sweep(kernels, sweep)) merge(tallies, std::move(tally));

@@ -41,7 +41,7 @@ double ulp(DType dtype, double x) {
 }
 
 void Comparison::judge(DType dtype) {
-  const double unit = ulp(dtype, largest);
+  const double unit = std::max(ulp(dtype, largest), least_unit);
   bound = 2 * baseline + unit;
   ok = error <= bound;
   bound_ratio = error / bound;

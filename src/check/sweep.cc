@@ -17,11 +17,12 @@ Tally& tally_of(std::vector<Tally>& tallies, const Kernel* kernel, DType dtype) 
   return tally;
 }
 
-void run_one(const Kernel& kernel, Case& c, const Reference& reference, const std::vector<int>& threads, Tally& tally) {
+void run_one(const Kernel& kernel, Case& c, const Reference& reference, const Sweep& sweep, Tally& tally) {
   Report first;
   std::string failure;
+  const std::vector<int>& threads = sweep.threads;
   for (std::size_t n = 0; n < threads.size() && failure.empty(); ++n) {
-    Report report = check_kernel(kernel, c, reference, threads[n]);
+    Report report = check_kernel(kernel, c, reference, threads[n], sweep.forwards);
     if (!report.ok()) failure = report.text();
     if (n == 0) {
       first = std::move(report);
@@ -43,7 +44,7 @@ void run_one(const Kernel& kernel, Case& c, const Reference& reference, const st
 
 }  // namespace
 
-std::vector<Tally> run_sweep(std::span<const Kernel* const> kernels, const Sweep& sweep) {
+std::vector<Tally> run_sweep(Kernels kernels, const Sweep& sweep) {
   std::vector<Tally> tallies;
   for (int n = 0; n < sweep.cases; ++n) {
     Case c(random_spec(sweep.first_seed + static_cast<std::uint64_t>(n), sweep.limits));
@@ -52,7 +53,7 @@ std::vector<Tally> run_sweep(std::span<const Kernel* const> kernels, const Sweep
       const Reference reference(c);
       for (const Kernel* kernel : kernels) {
         if (!serves(*kernel, c)) continue;
-        run_one(*kernel, c, reference, sweep.threads, tally_of(tallies, kernel, c.spec().dtype));
+        run_one(*kernel, c, reference, sweep, tally_of(tallies, kernel, c.spec().dtype));
       }
     }
     if (sweep.progress) sweep.progress(n + 1);

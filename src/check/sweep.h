@@ -1,8 +1,6 @@
 // Many random cases on several kernels: what `onepass check` and the tests run.
 #pragma once
 
-#include <span>
-
 #include "check/compare.h"
 
 namespace onepass::check {
@@ -24,11 +22,12 @@ struct Sweep {
   std::uint64_t first_seed = 0;
   int cases = 100;
   std::vector<int> threads = {1};          // each case runs with each; all must give the same bits
+  std::vector<const Kernel*> forwards;     // see check_kernel
   std::function<void(int done)> progress;  // after each case
 };
 
 /// Runs the cases on every kernel of the list that serves them. One tally for each kernel and dtype that had a case.
-std::vector<Tally> run_sweep(std::span<const Kernel* const> kernels, const Sweep& sweep);
+std::vector<Tally> run_sweep(Kernels kernels, const Sweep& sweep);
 
 /// The kernels of this machine for a pass, by the CPU or by its first GPU; forwards and decodes count as each other's
 /// where their rows say so.

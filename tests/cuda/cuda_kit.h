@@ -28,6 +28,11 @@ inline bool have_gpu() {
 inline std::vector<const Kernel*> gpu_kernels(Pass pass) {
   return have_gpu() ? check::runnable_kernels(pass, Backend::cuda) : std::vector<const Kernel*>();
 }
+/// Whose LSE a backward may be given: see check_kernel.
+inline const std::vector<const Kernel*>& gpu_forwards() {
+  static const std::vector<const Kernel*> list = gpu_kernels(Pass::forward);
+  return list;
+}
 /// Those that serve a case.
 inline std::vector<const Kernel*> kernels_for(const Case& c) {
   std::vector<const Kernel*> list = gpu_kernels(c.spec().pass);
@@ -56,14 +61,16 @@ inline std::string row_name(const testing::TestParamInfo<const Kernel*>& info) {
 inline void expect_right(const Kernel& kernel, const CaseSpec& spec) {
   Case c(spec);
   ASSERT_TRUE(check::serves(kernel, c)) << check::describe(spec);
-  EXPECT_TRUE(kit::passes(check::check_kernel(kernel, c)));
+  EXPECT_TRUE(kit::passes(check::check_kernel(kernel, c, 1, gpu_forwards())));
 }
 
 /// On every row that serves the case.
 inline void expect_everywhere(const CaseSpec& spec) {
   Case c(spec);
   const Reference reference(c);
-  for (const Kernel* kernel : kernels_for(c)) EXPECT_TRUE(kit::passes(check::check_kernel(*kernel, c, reference)));
+  for (const Kernel* kernel : kernels_for(c)) {
+    EXPECT_TRUE(kit::passes(check::check_kernel(*kernel, c, reference, 1, gpu_forwards())));
+  }
 }
 
 /// A case in device memory with a workspace full of NaN.

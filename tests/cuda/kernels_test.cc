@@ -15,6 +15,7 @@ check::Sweep sweep_of(const Kernel& kernel, std::uint64_t first_seed, int cases)
   sweep.limits = kit::cuda_limits(kernel);
   sweep.first_seed = first_seed;
   sweep.cases = kit::scaled(cases);
+  sweep.forwards = gpu_forwards();
   return sweep;
 }
 
@@ -73,6 +74,18 @@ TEST_P(CudaKernel, EveryHeadDim) {
     if (whole_rows && !check::serves(*kernel, c)) continue;  // another bucket's
     expect_right(*kernel, spec);
     if (HasFailure()) return;
+  }
+}
+
+/// dS of a row that sees one key: dP and D are summed alike, however tensor cores cut off their sums.
+TEST_P(CudaKernel, OneKeyHasNoGradientOfScores) {
+  const Kernel* kernel = GetParam();
+  ONEPASS_NEEDS_GPU_FOR(kernel);
+  if (kernel->pass == Pass::forward || kernel->dtypes == kF32) return;
+  Case c(sized(*kernel, 200, 1));
+  EXPECT_TRUE(kit::passes(check::check_kernel(*kernel, c)));
+  for (const Array* grad : {&c.grad_q, &c.grad_k}) {
+    grad->each([&](const Index&, std::int64_t at) { EXPECT_EQ(grad->get(at), 0); });
   }
 }
 

@@ -61,4 +61,12 @@ const std::vector<Kernel>& rows() {
   return list;
 }
 
+std::vector<const Kernel*> forward_rows() {
+  std::vector<const Kernel*> list;
+  for (const Kernel& kernel : rows()) {
+    if (kernel.pass == Pass::forward) list.push_back(&kernel);
+  }
+  return list;
+}
+
 }  // namespace onepass::emulator

@@ -8,5 +8,7 @@
 namespace onepass::emulator {
 
 const std::vector<Kernel>& rows();
+/// Those of the forward pass.
+std::vector<const Kernel*> forward_rows();
 
 }  // namespace onepass::emulator

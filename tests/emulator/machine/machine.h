@@ -9,6 +9,7 @@
 // A rule that is broken is a Fault, and the launch's error.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -178,6 +179,13 @@ void at_last(std::function<void()> effect);
 /// `bytes` bytes at an address of the shared window, a multiple of `alignment`; and the address of a shared object.
 unsigned char* shared(std::uint32_t address, int bytes, int alignment);
 std::uint32_t shared_address(const void* pointer);
+
+/// What `red` and bulk reductions add in global memory: float32, with numbers below the smallest normal one taken, and
+/// left, as 0 (PTX ISA, "red").
+inline void add_flushed(float& sum, float x) {
+  const auto flush = [](float y) { return std::abs(y) < 0x1p-126f ? std::copysign(0.0f, y) : y; };
+  sum = flush(flush(sum) + flush(x));
+}
 
 /// Global memory that instructions may reach; without any, all of it.
 void allow_global(const void* data, std::int64_t bytes);

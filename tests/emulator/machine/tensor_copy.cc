@@ -175,7 +175,7 @@ void bulk_reduce_add(float* global, std::uint32_t address, int bytes) {
     for (int i = 0; i < bytes / 4; ++i) {
       float x;
       std::memcpy(&x, data + 4 * i, 4);
-      global[i] += x;
+      add_flushed(global[i], x);
     }
   };
   add_copy(copy);

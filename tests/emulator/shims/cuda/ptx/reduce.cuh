@@ -7,7 +7,7 @@ namespace onepass::ptx {
 
 inline void reduce_add(float* global, float x) {
   emulator::check_global(global, 4, 4, "red");
-  *global += x;
+  emulator::add_flushed(*global, x);
 }
 /// Read in a loop until it changes: the others get their turn first.
 inline unsigned load_acquire(const unsigned* global) {
