@@ -129,11 +129,49 @@ def gpu_details(report):
     return "\n\n".join(parts)
 
 
+SECTIONS = {"dims": "Other head dimensions", "window": "Windows", "gqa": "Grouped queries", "varlen": "Packed sequences",
+            "odd": "Odd lengths", "strided": "Views of packed QKV", "alone": "Alone at the power limit"}
+
+
+def remark(row, before):
+    """What a shape is measured for, against the row before it of the same mask."""
+    if before is None:
+        return ""
+    if row["section"] == "window" and "no window" in before["what"]:
+        return f"{100 * row['tflops']['onepass'] / before['tflops']['onepass']:.0f} % of the causal rate"
+    if row["section"] == "odd" and row["shape_q"][1] % 128 == 0:
+        return f"the length before takes {before['ms']['onepass'] / row['ms']['onepass']:.2f} of this time"
+    if row["section"] == "strided" and "views" in row["what"]:
+        return f"{before['ms']['onepass'] / row['ms']['onepass']:.2f} × the rate of three tensors"
+    return ""
+
+
+def gpu_shapes(report):
+    """One table a section of bench/shapes_gpu.py."""
+    parts = [f"### {gpu_title(report)}"]
+    for section, name in SECTIONS.items():
+        rows = [r for r in report["rows"] if r["section"] == section]
+        peers = [p for p in PEERS if any(p in r["tflops"] for r in rows)]
+        lines = []
+        for n, row in enumerate(rows):
+            shape = " × ".join(f"{x:,}" for x in row["shape_q"])
+            rates = [f"{row['tflops'][p]:.0f}" if p in row["tflops"] else "–" for p in peers]
+            over = f"{row['ratio']:.2f} ×" if any(p in row["tflops"] for p in peers) else "–"
+            causal = ", causal" if row["causal"] else ""
+            lines.append([row["what"] + causal, shape, f"`{row['kernel']}`", f"{row['tflops']['onepass']:.0f}", *rates,
+                          over, remark(row, rows[n - 1] if n else None)])
+        if rows:
+            parts.append(f"**{name}**, {PASSES[rows[0].get('pass', 'fwd')]}, {rows[0]['dtype']}, TFLOP/s")
+            parts.append(table(["", "Q", "kernel", "onepass", *(PEERS[p] for p in peers), "over the best", ""], lines))
+    return "\n\n".join(parts)
+
+
 def main():
     reports = [json.loads(p.read_text()) for p in sorted((ROOT / "bench/results").glob("cpu_*.json"))]
     gpu = [json.loads(p.read_text()) for p in sorted((ROOT / "bench/results").glob("gpu_*.json"))]
+    shapes = [report for report in gpu if any("section" in row for row in report.get("rows", []))]
     gpu = [report for report in gpu if "geometric_means" in report]
-    contents = {"gpu-summary": "\n\n".join(map(gpu_summary, gpu)), "gpu-details": "\n\n".join(map(gpu_details, gpu)),
+    contents = {"gpu-shapes": "\n\n".join(map(gpu_shapes, shapes)), "gpu-summary": "\n\n".join(map(gpu_summary, gpu)), "gpu-details": "\n\n".join(map(gpu_details, gpu)),
                 "cpu-summary": "\n\n".join([standing(reports), *map(summary, reports)]),
                 "cpu-details": "\n\n".join(map(details, reports))}
     stale = []

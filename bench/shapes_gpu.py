@@ -135,7 +135,7 @@ def cells(a, dtype):
         yield "dims", f"head_dim {d}/{d_v}", lambda: Shape.drawn(dtype, batch(seq), seq, heads(d), heads(d), d, d_v,
                                                                  causal), measure
     for d, window in itertools.product((64, 128), (None, 1024)):
-        yield "window", f"head_dim {d}, window {window}", lambda: Shape.drawn(
+        yield "window", f"head_dim {d}, {f'window {window:,}' if window else 'no window'}", lambda: Shape.drawn(
             dtype, 1, 16384, heads(d), heads(d), d, d, True, window=window), measure
     for kv, causal, seq in itertools.product((8, 4), both, (1024, 4096)):
         yield "gqa", f"heads 32/{kv}", lambda: Shape.drawn(dtype, batch(seq), seq, 32, kv, 128, 128, causal), measure
