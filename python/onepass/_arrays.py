@@ -18,12 +18,15 @@ _ARRAY = np.ndarray
 
 
 def check_operands(names: str, *arrays: Any) -> None:
-    """All are arrays, none is a torch tensor or traced by JAX."""
+    """All are arrays; none is a torch tensor, traced by JAX, or hides elements, which would be computed with."""
     for name, array in zip(names.split(), arrays):
         if type(array) is _ARRAY:
             continue
         if is_torch(array):
             raise TypeError(f"{name} is a torch tensor, but q is {type_name(arrays[0])}: pass all of one framework")
+        if isinstance(array, np.ma.MaskedArray):
+            raise TypeError(f"{name} is a masked array, whose mask would be ignored: pass its data, and hide keys by "
+                            "k_length, a window, or a bias of -inf")
         jax = sys.modules.get("jax")
         if jax is not None and isinstance(array, jax.core.Tracer):
             raise NotImplementedError(
