@@ -8,7 +8,7 @@ namespace onepass::cpu::ONEPASS_ISA {
 namespace {
 
 /// Query rows of a block (Br of the paper), the lanes of S^T and dP^T. Key rows of a piece, for which S and dP exist.
-inline constexpr std::int64_t kBlockQ = 64, kPiece = 96;
+inline constexpr std::int64_t kBlockQ = 64, kPiece = 96, kLeastBlockK = 48;
 static_assert(kBlockQ % kWidth == 0 && kPiece % kRows == 0);
 
 /// Everything here follows from the problem's sizes and the number of threads, never from lengths in memory, so that a
@@ -54,9 +54,10 @@ inline BackwardPlan plan_backward(const Problem& problem, int threads) {
   const std::int64_t dims = p.dim + p.dim_v;
   std::int64_t blocks_k = max_of<std::int64_t>(ceil_div(problem.seq_k, dims <= 512 ? 384 : 192), 1), tasks = 0;
   for (;; blocks_k *= 2) {
-    p.block_k = max_of<std::int64_t>(round_up(ceil_div(problem.seq_k, blocks_k), 48), 48);  // pieces and edges
+    p.block_k = max_of<std::int64_t>(round_up(ceil_div(problem.seq_k, blocks_k), kLeastBlockK),
+                                     kLeastBlockK);  // pieces and edges
     tasks = problem.heads_kv * (packed ? problem.total_k / p.block_k + problem.batch : problem.batch * blocks_k);
-    if (threads == 1 || tasks >= 4 * threads || p.block_k <= 48) break;
+    if (threads == 1 || tasks >= 4 * threads || p.block_k <= kLeastBlockK) break;
   }
 
   // Waking a thread costs about 20 us: a million multiply-adds.

@@ -53,18 +53,20 @@ inline void prepare_rows(const Backward& call, const Scratch& t, const Sequence&
     clear_rows(x.grad_q, b, seq, head, rows, problem.head_dim);
     if (!problem.score.sinks) return;
   }
-  float* out = t.dout_t;
-  load_rows(out, x.out, b, seq, head, rows, problem.head_dim_v);
+  // Summed as dP is, of which a row that sees one key has D's own products: its dS is 0 to the bit.
+  static_assert(2 * kLeastBlockK >= kBlockQ);
+  float* const out_t = t.k;  // as far as dV: nobody's before the tiles
+  load_rows(t.dout, x.out, b, seq, head, rows, problem.head_dim_v);
+  transpose_rows(out_t, kBlockQ, t.dout, call.plan.dim_v, rows, problem.head_dim_v);
   load_rows(t.dout, x.grad_out, b, seq, head, rows, problem.head_dim_v);
+  transpose_rows(t.dout_t, kBlockQ, t.dout, call.plan.dim_v, rows, problem.head_dim_v);
+  alignas(64) float sums[kBlockQ];
+  column_dots(sums, t.dout_t, out_t, problem.head_dim_v);
   float* d = call.d(b, head, seq);
   const float* grad_lse = x.grad_lse ? x.grad_lse.row(b, head, seq) : nullptr;
   for (std::int64_t i = 0; i < rows; ++i) {
-    Vec sum{};
-    for (std::int64_t c = i * call.plan.dim_v; c < (i + 1) * call.plan.dim_v; c += kLanes) {
-      sum = multiply_add(load(t.dout + c), load(out + c), sum);
-    }
     const bool empty = problem.score.sinks && is_empty_row(problem, sequence, b, head, i0 + i);
-    d[i] = (empty ? 0 : sum_of(sum)) - (grad_lse != nullptr ? grad_lse[i] : 0.0f);
+    d[i] = (empty ? 0 : sums[i]) - (grad_lse != nullptr ? grad_lse[i] : 0.0f);
   }
 }
 

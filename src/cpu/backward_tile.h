@@ -67,6 +67,9 @@ ONEPASS_INLINE IntVec load_ints(const std::int32_t* p) {
 /// sums or better.
 enum class Sum { fresh, onto, chunks };
 inline constexpr std::int64_t kChunk = 8;
+ONEPASS_INLINE std::int64_t chunk_step(std::int64_t depth) {
+  return clamp_to<std::int64_t>(ceil_div(depth, 4), 2, kChunk);
+}
 
 /// One group of kN vectors of columns.
 template <int kN, Sum kSum>
@@ -80,7 +83,7 @@ ONEPASS_INLINE void multiply_columns(float* c, std::int64_t c_row, const float* 
     if constexpr (kSum == Sum::chunks) {
       // As many totals as chunk sums, all in registers.
       Vec total[kM][kN]{};
-      const std::int64_t step = clamp_to<std::int64_t>(ceil_div(depth, 4), 2, kChunk);
+      const std::int64_t step = chunk_step(depth);
       for (std::int64_t k = 0; k < depth; k += step) {
         product_tile<kM, kN>(in + k * a_k, a_row, a_k, b + k * b_k, b_k, min_of(depth - k, step), zero,
                              [&](int i, int j, Vec x) { total[i][j] += x; });
@@ -132,6 +135,22 @@ void multiply_visible(float* c, std::int64_t c_row, const float* a, std::int64_t
       }
       store(c + m * c_row + column, sum);
     }
+  }
+}
+
+/// c[kBlockQ] = the columns' sums of a o b, both [depth][kBlockQ], in the order of Sum::chunks.
+inline void column_dots(float* c, const float* a, const float* b, std::int64_t depth) {
+  const std::int64_t step = chunk_step(depth);
+  for (std::int64_t lane = 0; lane < kBlockQ; lane += kLanes) {
+    Vec total{};
+    for (std::int64_t begin = 0; begin < depth; begin += step) {
+      Vec sum{};
+      for (std::int64_t k = begin; k < min_of(depth, begin + step); ++k) {
+        sum = multiply_add(load(a + k * kBlockQ + lane), load(b + k * kBlockQ + lane), sum);
+      }
+      total += sum;
+    }
+    store(c + lane, total);
   }
 }
 
