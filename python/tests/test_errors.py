@@ -32,7 +32,7 @@ Q = zeros(1, 4, 2, 8)
     ({"q": None}, TypeError, "q must be an array"),
     ({"k": ((1, 4, 2, 8), "f32")}, TypeError, "k must be an array"),
     ({"v": None}, TypeError, "v must be an array"),
-    ({"v": np.ma.masked_array(zeros(1, 4, 2, 8), mask=True)}, TypeError, "v is a masked array, whose mask would be ign"),
+    ({"v": np.ma.masked_array(zeros(1, 4, 2, 8), mask=True)}, TypeError, "v is a masked array, whose mask would be"),
     ({"sinks": np.ma.masked_array(zeros(2), mask=[0, 1])}, TypeError, "sinks is a masked array"),
     ({"q": zeros(1, 4, 2, 8).view([("x", np.float32)])}, TypeError, "q: its dtype"),
     ({"q": np.zeros((1, 4, 2, 8), "M8[s]")}, TypeError, r"q: its dtype \(datetime64\[s\]\) is not served"),
