@@ -171,7 +171,8 @@ def main():
     gpu = [json.loads(p.read_text()) for p in sorted((ROOT / "bench/results").glob("gpu_*.json"))]
     shapes = [report for report in gpu if any("section" in row for row in report.get("rows", []))]
     gpu = [report for report in gpu if "geometric_means" in report]
-    contents = {"gpu-shapes": "\n\n".join(map(gpu_shapes, shapes)), "gpu-summary": "\n\n".join(map(gpu_summary, gpu)), "gpu-details": "\n\n".join(map(gpu_details, gpu)),
+    contents = {"gpu-shapes": "\n\n".join(map(gpu_shapes, shapes)),
+                "gpu-summary": "\n\n".join(map(gpu_summary, gpu)), "gpu-details": "\n\n".join(map(gpu_details, gpu)),
                 "cpu-summary": "\n\n".join([standing(reports), *map(summary, reports)]),
                 "cpu-details": "\n\n".join(map(details, reports))}
     stale = []
