@@ -129,8 +129,9 @@ def gpu_details(report):
     return "\n\n".join(parts)
 
 
-SECTIONS = {"dims": "Other head dimensions", "window": "Windows", "gqa": "Grouped queries", "varlen": "Packed sequences",
-            "odd": "Odd lengths", "strided": "Views of packed QKV", "alone": "Alone at the power limit"}
+SECTIONS = {"dims": "Other head dimensions", "window": "Windows", "gqa": "Grouped queries",
+            "varlen": "Packed sequences", "odd": "Odd lengths", "strided": "Views of packed QKV",
+            "alone": "Alone at the power limit"}
 
 
 def remark(row, before):
