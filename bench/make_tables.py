@@ -99,11 +99,15 @@ def gpu_cells(report):
     return cells, peers
 
 
-def gpu_summary(report):
-    """One line a pass, head_dim and mask: geometric mean and least ratio over each peer."""
+def gpu_summary(report, forced):
+    """One line a pass, head_dim and mask: geometric mean and least ratio over each peer. forced: also sm80 rows where
+    sm90 ones serve the same."""
     cells, peers = gpu_cells(report)
     lines = []
     for (which, dtype, head_dim, causal, kernel), rows in cells.items():
+        better = kernel.replace("sm80", "sm90")
+        if not forced and better != kernel and (which, dtype, head_dim, causal, better) in cells:
+            continue
         ratios = []
         for peer in peers:
             values = [r["ratios"][peer] for r in rows if peer in r["ratios"]]
@@ -111,7 +115,8 @@ def gpu_summary(report):
             ratios.append(f"**{mean:.2f} ×** ({min(values):.2f})" if values else "–")
         lines.append([f"{PASSES[which]}, {dtype}, d {head_dim}{', causal' if causal else ''}", f"`{kernel}`",
                       span([r["tflops"] for r in rows]), *ratios])
-    head = ["seq 512 – 16,384", "kernel", "TFLOP/s", *(f"over {PEERS[p]}: mean (least)" for p in peers)]
+    lengths = span([r["seq_q"] for r in report["rows"]])
+    head = [f"seq {lengths}", "kernel", "TFLOP/s", *(f"over {PEERS[p]}: mean (least)" for p in peers)]
     return gpu_title(report) + ":\n\n" + table(head, lines)
 
 
@@ -172,8 +177,11 @@ def main():
     gpu = [json.loads(p.read_text()) for p in sorted((ROOT / "bench/results").glob("gpu_*.json"))]
     shapes = [report for report in gpu if any("section" in row for row in report.get("rows", []))]
     gpu = [report for report in gpu if "geometric_means" in report]
+    gpu.sort(key=lambda report: (report["rows"][0]["dtype"], report["rows"][0]["pass"] == "bwd"))
     contents = {"gpu-shapes": "\n\n".join(map(gpu_shapes, shapes)),
-                "gpu-summary": "\n\n".join(map(gpu_summary, gpu)), "gpu-details": "\n\n".join(map(gpu_details, gpu)),
+                "gpu-summary": "\n\n".join(gpu_summary(report, forced=False) for report in gpu),
+                "gpu-means": "\n\n".join(gpu_summary(report, forced=True) for report in gpu),
+                "gpu-details": "\n\n".join(map(gpu_details, gpu)),
                 "cpu-summary": "\n\n".join([standing(reports), *map(summary, reports)]),
                 "cpu-details": "\n\n".join(map(details, reports))}
     stale = []

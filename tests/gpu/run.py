@@ -4,8 +4,8 @@
     python3 run.py [--sanitize] [--bench] [--jobs N] [--commit HASH]
 
 Needs no package. out/gpu-report.json: commit, device, tests, cases by kernel, failures, findings of compute-sanitizer.
-With --bench: out/gpu.json, by bench/compare_gpu.py, if PyTorch is there; out/gpu_ladder.json, by bench/ladder_gpu.py,
-if NVIDIA's Nsight Compute (ncu) is.
+With --bench: out/gpu_*.json, by bench/compare_gpu.py and bench/shapes_gpu.py, if PyTorch is there; out/gpu_ladder.json,
+by bench/ladder_gpu.py, if NVIDIA's Nsight Compute (ncu) is.
 """
 
 import argparse
@@ -27,6 +27,14 @@ SWEEP = re.compile(r"^  (\w+)\s+(f32|f16|bf16)\s+(\d+) cases", re.MULTILINE)
 # What the slow tools look at: every kernel once, few cases.
 REDUCED = "*RandomCases*:*GraphReplays*:CudaCases.C36*:CudaCalls.*"
 TOOLS = {"memcheck": [], "racecheck": ["--racecheck-report", "all"], "synccheck": [], "initcheck": []}
+BOTH = ["--kernels", ",{pass}_sm80_d{d}_{dtype}"]  # what the registry chooses, and the sm80 row beside it
+BENCHES = {
+    "gpu_forward.json": ["compare_gpu.py", "--pass", "fwd", *BOTH],
+    "gpu_backward.json": ["compare_gpu.py", "--pass", "bwd", *BOTH],
+    "gpu_float16.json": ["compare_gpu.py", "--dtype", "f16", "--seqs", "512,2048,8192"],
+    "gpu_float32.json": ["compare_gpu.py", "--dtype", "f32", "--peers", "efficient", "--seqs", "512,2048,8192"],
+    "gpu_shapes.json": ["shapes_gpu.py"],
+}
 SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) errors?|RACECHECK SUMMARY: (\d+) hazards? displayed")
 
 
@@ -98,8 +106,9 @@ def main() -> int:
     (OUT / "gpu-report.json").write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps({k: v for k, v in report.items() if k != "cases"}, indent=1))
     if a.bench:
-        subprocess.run([sys.executable, HERE / "compare_gpu.py", "--library", HERE / "libonepass.so", "--commit",
-                        a.commit, "--out", OUT / "gpu.json"], check=False)
+        for name, command in BENCHES.items():
+            subprocess.run([sys.executable, HERE / command[0], *command[1:], "--library", HERE / "libonepass.so",
+                            "--commit", a.commit, "--out", OUT / name], check=False)
         if shutil.which("ncu"):
             subprocess.run([sys.executable, HERE / "ladder_gpu.py", "--onepass", HERE / "onepass", "--out",
                             OUT / "gpu_ladder.json"], check=False)
