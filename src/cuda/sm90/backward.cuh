@@ -21,7 +21,6 @@ template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1)
     backward_kernel(const __grid_constant__ CUtensorMap map_q, const __grid_constant__ CUtensorMap map_do,
                     const __grid_constant__ CUtensorMap map_k, const __grid_constant__ CUtensorMap map_v,
-                    const __grid_constant__ CUtensorMap map_dk, const __grid_constant__ CUtensorMap map_dv,
                     const __grid_constant__ BackwardParams params) {
   BlockShared<C>& shared = *reinterpret_cast<BlockShared<C>*>(ptx::dynamic_shared());
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
@@ -32,7 +31,8 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     };
     init(shared.k_full, C::kTile.k_slots, 1);
     init(shared.v_full, C::kHalves, 1);
-    init(shared.k_empty, C::kTile.k_slots, C::kHalves);
+    init(shared.v_empty, C::kHalves, 4);
+    init(shared.k_empty, C::kTile.k_slots, 4);
     init(shared.q_full, C::kStages, 1);
     init(shared.grad_out_full, C::kStages, 1);
     init(shared.stage_empty, C::kStages, 4 * C::kMains);
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     init(shared.ds_empty, C::kTile.ds_slots, 4);
     init(shared.tile_full, 2, 1);
     init(&shared.tile_wanted, 1, 1);
-    init(shared.tile_empty, 2, 4 * (C::kMains + 1) + 2);
+    init(shared.tile_empty, 2, 4 * (C::kMains + 1) + 2 + C::kHalves);
     if constexpr (C::kPaired) {
       init(&shared.p_full, 1, 4);
       init(&shared.p_empty, 1, 4);
@@ -57,19 +57,21 @@ __global__ void __launch_bounds__(C::kThreads, 1)
       load_key_tiles<C, true>(shared, params, map_q, map_k);
     } else if (threadIdx.x % 128 == 64) {
       load_key_tiles<C, false>(shared, params, map_do, map_k);
+    } else if (threadIdx.x % 128 >= 96 && threadIdx.x % 128 < 96 + C::kHalves) {
+      load_values<C>(shared, map_v, threadIdx.x % 128 - 96);
     }
   } else if (warpgroup == C::kMains) {
     set_registers<C::kTile.query_registers>();
     accumulate_queries<C>(shared, params);
   } else if constexpr (!C::kPaired) {
     set_registers<C::kTile.main_registers[0]>();
-    KeyWarpgroup<C>(shared, params, map_v, map_dk, map_dv, warpgroup).run();
+    KeyWarpgroup<C>(shared, params, warpgroup).run();
   } else if (warpgroup == 0) {
     set_registers<C::kTile.main_registers[0]>();
-    PairValues<C>(shared, params, map_v, map_dk, map_dv).run();
+    PairValues<C>(shared, params).run();
   } else {
     set_registers<C::kTile.main_registers[1]>();
-    PairKeys<C>(shared, params, map_v, map_dk, map_dv).run();
+    PairKeys<C>(shared, params).run();
   }
 }
 

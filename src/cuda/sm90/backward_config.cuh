@@ -52,8 +52,7 @@ struct BackwardParams {
   float* stats;
   KeyTile* plan;
   unsigned* next_tile;
-  bool store_by_tma;  // rows of dK and dV are whole numbers of 16 bytes, which TMA does not cut
-  bool in_turn;       // blocks take the next tile when they are done with one; else each has a fixed share
+  bool in_turn;  // blocks take the next tile when they are done with one; else each has a fixed share
 
   ONEPASS_INLINE Sequence sequence(std::int64_t b) const {
     return sequence_at(mask, b, seq_q, seq_k, total_q, total_k);
@@ -88,17 +87,18 @@ struct BackwardConfig {
 /// Barriers: full ones are completed by TMA unless told otherwise. "Main" are the two warpgroups of scores, dV and dK.
 template <class C>
 struct BackwardShared {
-  // (panels, block_k, 64), 128-byte swizzle; then dK
+  // (panels, block_k, 64), 128-byte swizzle
   alignas(1024) unsigned char k[C::kTile.k_slots][C::kBlockK * C::kPanels * 128];
-  alignas(1024) unsigned char v[C::kBlockK * C::kPanelsV * 128];                    // (panels_v, block_k, 64); then dV
+  alignas(1024) unsigned char v[C::kBlockK * C::kPanelsV * 128];                    // (panels_v, block_k, 64)
   alignas(1024) unsigned char q[C::kStages][C::kQBytes];                            // (panels, block_q, 64)
   alignas(1024) unsigned char grad_out[C::kStages][C::kDoBytes];                    // (panels_v, block_q, 64)
   alignas(1024) unsigned char ds[C::kTile.ds_slots][C::kHalves][C::kBlockQ * 128];  // (block_q, 64 keys) of each half
   alignas(1024) float dq[C::kTile.dq_slots][C::kPieceFloats];  // each warp of the dQ warpgroup owns a quarter
   float stats[C::kStages][C::kStatFloats];
   std::uint64_t k_full[C::kTile.k_slots];     // K has come; main and dQ wait
-  std::uint64_t k_empty[C::kTile.k_slots];    // for each half, when dK has left the memory; a loader waits
+  std::uint64_t k_empty[C::kTile.k_slots];    // each dQ warp after its last product of the tile; a loader waits
   std::uint64_t v_full[C::kHalves];           // its 64 rows of V have come; a main warpgroup waits
+  std::uint64_t v_empty[C::kHalves];          // each warp of that one after its last product; a loader waits
   std::uint64_t q_full[C::kStages];           // Q, LSE and D have come; main waits
   std::uint64_t grad_out_full[C::kStages];    // dO has come; main waits
   std::uint64_t stage_empty[C::kStages];      // each main warp after its last product of the step; the loaders wait
@@ -106,7 +106,7 @@ struct BackwardShared {
   std::uint64_t ds_empty[C::kTile.ds_slots];  // each dQ warp after its product; the writers wait
   std::uint64_t tile_full[2];                 // the scheduler has written the slot; all others wait
   std::uint64_t tile_wanted;                  // Q's loader has come to the last step of a tile; the scheduler waits
-  std::uint64_t tile_empty[2];                // each main and dQ warp, and both loaders; the scheduler waits
+  std::uint64_t tile_empty[2];                // each main and dQ warp, and each loader; the scheduler waits
   KeyTile tiles[2];
 };
 

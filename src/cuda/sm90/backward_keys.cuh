@@ -9,15 +9,12 @@ namespace onepass::cuda::sm90 {
 template <class C>
 class KeyWarpgroup : MainWarpgroup<C> {
   using Base = MainWarpgroup<C>;
-  using Base::half_, Base::map_dk_, Base::map_dv_, Base::p_, Base::s_, Base::stage_;
+  using Base::half_, Base::p_, Base::s_, Base::stage_;
   using Base::kKSlots, Base::kScores;
-  static_assert(kKSlots == 2, "K of the next tile comes while dK leaves");
 
  public:
-  __device__ __forceinline__ KeyWarpgroup(BackwardShared<C>& shared, const BackwardParams& params,
-                                          const CUtensorMap& map_v, const CUtensorMap& map_dk,
-                                          const CUtensorMap& map_dv, int warpgroup)
-      : Base(shared, params, map_v, map_dk, map_dv, warpgroup, 1 + warpgroup) {}
+  __device__ __forceinline__ KeyWarpgroup(BackwardShared<C>& shared, const BackwardParams& params, int warpgroup)
+      : Base(shared, params, warpgroup, 1 + warpgroup) {}
 
   __device__ __forceinline__ void run() {
     float r_dk[C::kD / 2], r_dv[C::kDV / 2];
@@ -27,29 +24,41 @@ class KeyWarpgroup : MainWarpgroup<C> {
       const KeyTile& tile = s_.tiles[done % 2];
       const int steps = uniform(tile.steps);
       if (steps == 0) break;
-      if (uniform(tile.keys) <= 64 * half_) Base::clear_v();
       ptx::mbarrier_wait(ptx::shared_address(&s_.k_full[done % kKSlots]), done / kKSlots & 1);
-      if (done == 0 && threadIdx.x % 128 == 0) Base::load_v(tile);
       const int first_row = uniform(tile.first_row), end_row = first_row + steps * C::kBlockQ;
-      const auto full = Base::full_rows(tile);
-      int row = first_row;
+      const auto full = Base::full_rows(tile), seeing = Base::seeing_rows(tile);
+      int row = first_row, started = 0;
 #pragma unroll 1
-      for (int left = steps * p_.group, first = 1; left > 0; --left, first = 0) {
-        step(r_dk, r_dv, tile, done, row, !full.hold(row), first ^ 1);
+      for (int left = steps * p_.group; left > 0; --left) {
+        if (seeing.hold(row)) {
+          step(r_dk, r_dv, tile, done, row, !full.hold(row), started);
+          started = 1;
+        } else {
+          pass(done);
+        }
         row += C::kBlockQ;
         if (row == end_row) row = first_row;
-        if (first && done > 0 && threadIdx.x % 128 == 0) {
-          ptx::bulk_wait_read_but<0>();  // the last tile's dK
-          ptx::mbarrier_arrive(ptx::shared_address(&s_.k_empty[(done + 1) % kKSlots]));
-        }
       }
-      store(r_dk, r_dv, tile, done);
+      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&s_.v_empty[half_]));
+      Base::template write<C::kDV>(r_dv, p_.operands.grad_v, p_.head_dim_v, 1.f, tile);
+      Base::template write<C::kD>(r_dk, p_.operands.grad_k, p_.head_dim, p_.scale, tile);
+      __syncwarp();
       if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&s_.tile_empty[done % 2]));
     }
-    if (threadIdx.x % 128 == 0) ptx::bulk_wait_read_but<0>();
   }
 
  private:
+  /// A step whose rows see none of the keys: dS is 0. A half without keys has no others; it too waits for V, which is
+  /// then given back.
+  __device__ __forceinline__ void pass(unsigned done) {
+    const std::uint32_t r_ds[kScores / 2] = {};
+    ptx::mbarrier_wait(ptx::shared_address(&s_.v_full[half_]), done & 1);
+    ptx::mbarrier_wait(ptx::shared_address(&s_.q_full[stage_.slot]), stage_.round);
+    Base::hand_over(r_ds);
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&s_.stage_empty[stage_.slot]));
+    stage_.next();
+  }
+
   __device__ __forceinline__ void step(float (&r_dk)[C::kD / 2], float (&r_dv)[C::kDV / 2], const KeyTile& tile,
                                        unsigned done, int row, bool masked, int accumulate) {
     const int slot = stage_.slot;
@@ -117,18 +126,6 @@ class KeyWarpgroup : MainWarpgroup<C> {
     ptx::keep(r_ds);
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&s_.stage_empty[slot]));
     stage_.next();
-  }
-
-  /// dV and dK of the tile, through the memory of V and K; the next tile's V follows dV.
-  __device__ __forceinline__ void store(const float (&r_dk)[C::kD / 2], const float (&r_dv)[C::kDV / 2],
-                                        const KeyTile& tile, unsigned done) {
-    Base::template stage<C::kDV>(r_dv, s_.v, 1.f);
-    Base::template send<C::kDV>(s_.v, map_dv_, p_.operands.grad_v, p_.head_dim_v, tile);
-    Base::wait_for_dq();
-    if (threadIdx.x % 128 == 0) Base::load_next_v(done + 1);
-    __syncwarp();
-    Base::template stage<C::kD>(r_dk, s_.k[done % kKSlots], p_.scale);
-    Base::template send<C::kD>(s_.k[done % kKSlots], map_dk_, p_.operands.grad_k, p_.head_dim, tile);
   }
 };
 

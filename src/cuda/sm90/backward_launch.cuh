@@ -78,7 +78,6 @@ struct Backward {
     if (p.scale_log2 == 0) p.scale_log2 = std::numeric_limits<float>::min();  // so that a hidden score stays -inf
     p.hidden = p.scale_log2 < 0 ? std::numeric_limits<float>::infinity() : -std::numeric_limits<float>::infinity();
     const bool slope = problem.mask.causal || problem.mask.window_right >= 0;  // first keys are seen by most rows
-    p.store_by_tma = problem.head_dim % 8 == 0 && problem.head_dim_v % 8 == 0;
     p.section = slope ? section(problem) : 0;
     p.in_turn = slope || problem.mask.varlen || has_lengths(problem.mask);
     char* const base = static_cast<char*>(launch.workspace);
@@ -96,16 +95,13 @@ struct Backward {
     const MapExtents k = {problem.head_dim, problem.total_k, problem.heads_kv, batch};
     MapExtents q_v = q, k_v = k;
     q_v.dim = k_v.dim = problem.head_dim_v;
-    CUtensorMap map_q, map_do, map_k, map_v, map_dk, map_dv;
+    CUtensorMap map_q, map_do, map_k, map_v;
     ONEPASS_RETURN_IF_ERROR(encode_map(map_q, x.q, q, C::kBlockQ));
     ONEPASS_RETURN_IF_ERROR(encode_map(map_do, x.grad_out, q_v, C::kBlockQ));
     ONEPASS_RETURN_IF_ERROR(encode_map(map_k, x.k, k, C::kBlockK));
     ONEPASS_RETURN_IF_ERROR(encode_map(map_v, x.v, k_v, 64));
-    ONEPASS_RETURN_IF_ERROR(encode_map(map_dk, x.grad_k, k, 64));
-    ONEPASS_RETURN_IF_ERROR(encode_map(map_dv, x.grad_v, k_v, 64));
     const std::int64_t blocks = std::min<std::int64_t>(p.key_tiles * p.heads_kv, multiprocessors(launch.device));
-    return cuda::launch(backward_kernel<C>, blocks, C::kThreads, kSharedBytes, launch, map_q, map_do, map_k, map_v,
-                        map_dk, map_dv, p);
+    return cuda::launch(backward_kernel<C>, blocks, C::kThreads, kSharedBytes, launch, map_q, map_do, map_k, map_v, p);
   }
 
   static bool has_lengths(const MaskSpec& mask) {

@@ -1,4 +1,4 @@
-// The loading warpgroup: warp 0 takes tiles of the plan, warp 1 loads Q and K, warp 2 dO.
+// The loading warpgroup: warp 0 takes tiles of the plan, warp 1 loads Q and K, warp 2 dO, warp 3 V.
 #pragma once
 
 #include "cuda/ptx/async_copy.cuh"
@@ -15,10 +15,6 @@ struct RingPlace {
   int slot = 0, round = 0;
   __device__ __forceinline__ void next() {
     if (++slot == kSlots) slot = 0, round ^= 1;
-  }
-  __device__ __forceinline__ RingPlace previous() const {
-    static_assert(kSlots <= 2);
-    return {slot ^ (kSlots - 1), round ^ (slot ^ 1)};
   }
 };
 
@@ -52,7 +48,7 @@ __device__ void schedule_key_tiles(BackwardShared<C>& shared, const BackwardPara
   }
 }
 
-/// One thread loads Q with its statistics, and K; another dO. (V is loaded by its readers.) The tile's fields are read
+/// One thread loads Q with its statistics, and K; another dO. The tile's fields are read
 /// again from shared memory for each step, as there are few registers, but before the wait for its slot: the memory is
 /// busy and answers late.
 template <class C, bool kIsQ>
@@ -108,6 +104,31 @@ __device__ void load_key_tiles(BackwardShared<C>& shared, const BackwardParams& 
         row = tile.first_row;
         if (++head == (tile.kv_head + 1) * p.group) break;
       }
+    }
+    ptx::mbarrier_arrive(ptx::shared_address(&shared.tile_empty[done % 2]));
+  }
+}
+
+/// One thread loads 64 rows of V for their reader, who puts zeros there if there are none.
+template <class C>
+__device__ void load_values(BackwardShared<C>& shared, const CUtensorMap& map_v, int half) {
+  const std::uint32_t full = ptx::shared_address(&shared.v_full[half]);
+#pragma unroll 1
+  for (unsigned done = 0;; ++done) {
+    ptx::mbarrier_wait(ptx::shared_address(&shared.tile_full[done % 2]), done / 2 & 1);
+    const KeyTile& tile = shared.tiles[done % 2];
+    if (tile.steps == 0) return;
+    const int rows = min(tile.keys - 64 * half, 64);
+    ptx::mbarrier_wait(ptx::shared_address(&shared.v_empty[half]), (done & 1) ^ 1);
+    if (rows > 0) {
+      ptx::mbarrier_arrive_expect(full, C::kPanelsV * 64 * 128);
+#pragma unroll 1
+      for (int panel = 0; panel < C::kPanelsV; ++panel) {
+        ptx::tma_load(ptx::shared_address(&shared.v[(panel * C::kBlockK + 64 * half) * 128]), &map_v, full,
+                      box_at(64, panel, tile.k_row + 64 * half, rows, tile.kv_head, tile.batch));
+      }
+    } else {
+      ptx::mbarrier_arrive(full);
     }
     ptx::mbarrier_arrive(ptx::shared_address(&shared.tile_empty[done % 2]));
   }

@@ -19,10 +19,8 @@ class MainWarpgroup {
   using T = typename C::T;
 
   /// `half` of the tile's keys; `barrier`: a named barrier of the warpgroup's own.
-  __device__ __forceinline__ MainWarpgroup(BlockShared<C>& shared, const BackwardParams& params,
-                                           const CUtensorMap& map_v, const CUtensorMap& map_dk,
-                                           const CUtensorMap& map_dv, int half, int barrier)
-      : s_(shared), p_(params), map_v_(map_v), map_dk_(map_dk), map_dv_(map_dv), half_(half), barrier_(barrier) {}
+  __device__ __forceinline__ MainWarpgroup(BlockShared<C>& shared, const BackwardParams& params, int half, int barrier)
+      : s_(shared), p_(params), half_(half), barrier_(barrier) {}
 
  protected:
   static constexpr int kScores = C::kBlockQ / 2;  // registers of a thread
@@ -96,14 +94,21 @@ class MainWarpgroup {
     }
   }
 
-  /// Rows that see all 64 keys are those from `begin` on, before `end`.
-  struct FullRows {
+  /// First rows of steps, from `begin` on and before `end`.
+  struct Steps {
     int begin, end;
-    __device__ __forceinline__ bool hold(int row) const { return row >= begin && row + C::kBlockQ <= end; }
+    __device__ __forceinline__ bool hold(int row) const { return row >= begin && row < end; }
   };
-  __device__ __forceinline__ FullRows full_rows(const KeyTile& tile) const {
-    FullRows rows = {uniform(64 * half_ + 64 - tile.hi), uniform(64 * half_ - tile.lo + 1)};
+  /// Those whose rows all see all 64 keys.
+  __device__ __forceinline__ Steps full_rows(const KeyTile& tile) const {
+    Steps rows = {uniform(64 * half_ + 64 - tile.hi), uniform(64 * half_ - tile.lo + 2 - C::kBlockQ)};
     if (uniform(tile.keys) < 64 * half_ + 64) rows.begin = kFarRow;
+    return rows;
+  }
+  /// Those of which some row sees some of the keys.
+  __device__ __forceinline__ Steps seeing_rows(const KeyTile& tile) const {
+    Steps rows = {uniform(64 * half_ + 2 - C::kBlockQ - tile.hi), uniform(min(64 * half_ + 64, tile.keys) - tile.lo)};
+    if (uniform(tile.keys) <= 64 * half_) rows.begin = kFarRow;
     return rows;
   }
 
@@ -138,102 +143,60 @@ class MainWarpgroup {
     ds_.next();
   }
 
-  /// Waits until dQ has read all of K: its last product, of the step before ds_, is done.
-  __device__ __forceinline__ void wait_for_dq() const {
-    const RingPlace<kDsSlots> last = ds_.previous();
-    ptx::mbarrier_wait(ptx::shared_address(&s_.ds_empty[last.slot]), last.round);
-  }
-
-  /// The warpgroup's rows of V, by one thread; if there are none, clear_v follows.
-  __device__ __forceinline__ void load_v(const KeyTile& tile) const {
-    const std::uint32_t full = ptx::shared_address(&s_.v_full[half_]);
-    const int rows = min(tile.keys - 64 * half_, 64);
-    if (rows <= 0) {
-      ptx::mbarrier_arrive(full);
-      return;
-    }
-    ptx::mbarrier_arrive_expect(full, C::kPanelsV * 64 * 128);
+  /// Lane i of a quad has words i of four groups of 8 columns; it gets the four words of group i.
+  static __device__ __forceinline__ void transpose(std::uint32_t (&x)[4], unsigned lane) {
 #pragma unroll
-    for (int panel = 0; panel < C::kPanelsV; ++panel) {
-      ptx::tma_load(ptx::shared_address(s_.v) + (panel * C::kBlockK + 64 * half_) * 128, &map_v_, full,
-                    box_at(64, panel, tile.k_row + 64 * half_, rows, tile.kv_head, tile.batch));
-    }
-  }
-
-  /// Zeros for the warpgroup's rows of V: dP of a hidden key counts 0 times, and must not be NaN. The last tile's dV
-  /// left before the barrier that its dK passed.
-  __device__ __forceinline__ void clear_v() const {
-    const std::uint32_t s_rows = ptx::shared_address(s_.v) + 64 * half_ * 128 + threadIdx.x % 128 * 16;
-#pragma unroll 1
-    for (int panel = 0; panel < C::kPanelsV; ++panel) {
+    for (int step = 1; step <= 2; step *= 2) {
+      const bool upper = (lane & step) != 0;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        ptx::store_shared(s_rows + panel * C::kBlockK * 128 + i * 128 * 16, 0u, 0u, 0u, 0u);
+        if (i & step) continue;
+        const std::uint32_t other = __shfl_xor_sync(~0u, upper ? x[i] : x[i + step], step);
+        (upper ? x[i] : x[i + step]) = other;
       }
     }
-    ptx::fence_async_shared();
-    ptx::named_barrier_sync(barrier_, 128);  // the zeros are written; products read them
   }
 
-  /// The rows of V of the tile after `next - 1`, in the place of dV that is on its way to memory; by the same thread.
-  __device__ __forceinline__ void load_next_v(unsigned next) const {
-    ptx::mbarrier_wait(ptx::shared_address(&s_.tile_full[next % 2]), next / 2 & 1);
-    ptx::bulk_wait_read_but<0>();
-    if (s_.tiles[next % 2].steps > 0) load_v(s_.tiles[next % 2]);
-  }
-
-  /// Writes the warpgroup's rows of a tile (panels, block_k, 64), swizzled; all of them are there when this returns.
+  /// Writes the warpgroup's rows of dK or dV, straight from the sums: neither the memory of K nor that of V is waited
+  /// for, and a quad writes 64 bytes of a row at once.
   template <int kDim>
-  __device__ __forceinline__ void stage(const float (&r)[kDim / 2], unsigned char* s_tile, float scale) const {
+  __device__ __forceinline__ void write(const float (&r)[kDim / 2], const Tensor& grad, int dim, float scale,
+                                        const KeyTile& tile) const {
     const unsigned thread = ptx::recomputed(static_cast<int>(threadIdx.x)), lane = thread % 32;
-    const unsigned row = 64 * half_ + thread / 32 % 4 * 16 + lane % 16;
-    const std::uint32_t s_row = ptx::shared_address(s_tile) + row * 128;
+    const int key = 64 * half_ + static_cast<int>(thread / 32 % 4 * 16 + lane / 4), keys = tile.keys;
+    const int first = static_cast<int>(lane % 4 * 8);
+    char* const g_row = grad.row(tile.batch, tile.k_row + key, tile.kv_head) + first * 2;
+    const std::int64_t eight_rows = grad.stride_seq * 16;
 #pragma unroll
-    for (int k = 0; k < kDim / 16; ++k) {
-      const float* const x = r + 8 * k;
-      const unsigned column = (2 * (k % 4) + lane / 16) ^ (row % 8);  // of 8 elements
-      ptx::stmatrix_x4(s_row + (k / 4) * C::kBlockK * 128 + column * 16, ptx::pack<T>(x[0] * scale, x[1] * scale),
-                       ptx::pack<T>(x[2] * scale, x[3] * scale), ptx::pack<T>(x[4] * scale, x[5] * scale),
-                       ptx::pack<T>(x[6] * scale, x[7] * scale));
-    }
-    ptx::fence_async_shared();
-    ptx::named_barrier_sync(barrier_, 128);  // the warpgroup's rows are written; send() reads them
-  }
-
-  /// Writes the staged rows to memory.
-  template <int kDim>
-  __device__ __forceinline__ void send(const unsigned char* s_tile, const CUtensorMap& map, const Tensor& grad, int dim,
-                                       const KeyTile& tile) const {
-    const int rows = min(64, tile.keys - 64 * half_), row = tile.k_row + 64 * half_;
-    if (p_.store_by_tma) {
-      if (threadIdx.x % 128 != 0) return;
-      if (rows > 0) {
+    for (int k = 0; k < kDim / 32; ++k) {
 #pragma unroll
-        for (int panel = 0; panel < (kDim + 63) / 64; ++panel) {
-          ptx::tma_store(&map, ptx::shared_address(s_tile) + (panel * C::kBlockK + 64 * half_) * 128,
-                         box_at(64, panel, row, rows, tile.kv_head, tile.batch));
+      for (int half = 0; half < 2; ++half) {  // of 16 keys
+        std::uint32_t x[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float* const pair = r + 16 * k + 4 * i + 2 * half;
+          x[i] = ptx::pack<T>(pair[0] * scale, pair[1] * scale);
+        }
+        transpose(x, lane);
+        if (key + 8 * half >= keys) continue;
+        char* const g = g_row + half * eight_rows + k * 64;
+        const int left = dim - first - 32 * k;  // columns
+        if (left >= 8) {
+          *reinterpret_cast<uint4*>(g) = {x[0], x[1], x[2], x[3]};
+        } else {
+#pragma unroll 1
+          for (int i = 0; i < left; ++i) {
+            reinterpret_cast<std::uint16_t*>(g)[i] = static_cast<std::uint16_t>(x[0]);
+            x[0] = x[0] >> 16 | x[1] << 16, x[1] = x[1] >> 16 | x[2] << 16, x[2] = x[2] >> 16 | x[3] << 16;
+            x[3] >>= 16;
+          }
         }
       }
-      ptx::bulk_commit();
-      return;
     }
-#pragma unroll 1
-    for (int i = ptx::recomputed(static_cast<int>(threadIdx.x)) % 128; i < rows * dim; i += 128) {
-      const int r = i / dim, d = i % dim, tile_row = 64 * half_ + r;
-      const unsigned char* const s_chunk =
-          s_tile + (d / 64 * C::kBlockK + tile_row) * 128 + ((d % 64 / 8) ^ (tile_row % 8)) * 16;
-      reinterpret_cast<std::uint16_t*>(grad.row(tile.batch, row + r, tile.kv_head))[d] =
-          reinterpret_cast<const std::uint16_t*>(s_chunk)[d % 8];
-    }
-    ptx::fence_async_shared();
-    ptx::named_barrier_sync(barrier_, 128);  // all rows are read; TMA may write there again
   }
 
   BlockShared<C>& s_;
   const BackwardParams& p_;
-  const CUtensorMap& map_v_;
-  const CUtensorMap& map_dk_;
-  const CUtensorMap& map_dv_;
   const int half_, barrier_;
   RingPlace<C::kStages> stage_;
   RingPlace<kDsSlots> ds_;

@@ -10,12 +10,11 @@ namespace onepass::cuda::sm90 {
 template <class C>
 class PairValues : MainWarpgroup<C> {
   using Base = MainWarpgroup<C>;
-  using Base::kKSlots, Base::kScores, Base::map_dv_, Base::p_, Base::s_, Base::stage_;
+  using Base::kKSlots, Base::kScores, Base::p_, Base::s_, Base::stage_;
 
  public:
-  __device__ __forceinline__ PairValues(PairShared<C>& shared, const BackwardParams& params, const CUtensorMap& map_v,
-                                        const CUtensorMap& map_dk, const CUtensorMap& map_dv)
-      : Base(shared, params, map_v, map_dk, map_dv, 0, 1) {}
+  __device__ __forceinline__ PairValues(PairShared<C>& shared, const BackwardParams& params)
+      : Base(shared, params, 0, 1) {}
 
   __device__ __forceinline__ void run() {
     float r_dv[C::kDV / 2];
@@ -25,7 +24,6 @@ class PairValues : MainWarpgroup<C> {
       const KeyTile& tile = s_.tiles[done % 2];
       const int steps = uniform(tile.steps);
       if (steps == 0) break;
-      if (done == 0 && threadIdx.x % 128 == 0) Base::load_v(tile);
       ptx::mbarrier_wait(ptx::shared_address(&s_.k_full[done % kKSlots]), done / kKSlots & 1);
       const int first_row = uniform(tile.first_row), end_row = first_row + steps * C::kBlockQ;
       const auto full = Base::full_rows(tile);
@@ -36,10 +34,7 @@ class PairValues : MainWarpgroup<C> {
         row += C::kBlockQ;
         if (row == end_row) row = first_row;
       }
-      ptx::mbarrier_wait(ptx::shared_address(&s_.p_empty), round_ ^ 1);  // the last product of V is done
-      Base::template stage<C::kDV>(r_dv, s_.v, 1.f);
-      Base::template send<C::kDV>(s_.v, map_dv_, p_.operands.grad_v, p_.head_dim_v, tile);
-      if (threadIdx.x % 128 == 0) Base::load_next_v(done + 1);
+      Base::template write<C::kDV>(r_dv, p_.operands.grad_v, p_.head_dim_v, 1.f, tile);
       __syncwarp();
       if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&s_.tile_empty[done % 2]));
     }
@@ -99,12 +94,11 @@ class PairValues : MainWarpgroup<C> {
 template <class C>
 class PairKeys : MainWarpgroup<C> {
   using Base = MainWarpgroup<C>;
-  using Base::kKSlots, Base::kScores, Base::map_dk_, Base::p_, Base::s_, Base::stage_;
+  using Base::kKSlots, Base::kScores, Base::p_, Base::s_, Base::stage_;
 
  public:
-  __device__ __forceinline__ PairKeys(PairShared<C>& shared, const BackwardParams& params, const CUtensorMap& map_v,
-                                      const CUtensorMap& map_dk, const CUtensorMap& map_dv)
-      : Base(shared, params, map_v, map_dk, map_dv, 0, 2) {}
+  __device__ __forceinline__ PairKeys(PairShared<C>& shared, const BackwardParams& params)
+      : Base(shared, params, 0, 2) {}
 
   __device__ __forceinline__ void run() {
     float r_dk[C::kD / 2];
@@ -117,14 +111,8 @@ class PairKeys : MainWarpgroup<C> {
       ptx::mbarrier_wait(ptx::shared_address(s_.v_full), done & 1);
 #pragma unroll 1
       for (int left = steps * p_.group, accumulate = 0; left > 0; --left, accumulate = 1) step(r_dk, accumulate);
-      // The last S is done, as P came of it.
-      Base::wait_for_dq();
-      Base::template stage<C::kD>(r_dk, s_.k[done % kKSlots], p_.scale);
-      Base::template send<C::kD>(s_.k[done % kKSlots], map_dk_, p_.operands.grad_k, p_.head_dim, tile);
-      if (threadIdx.x % 128 == 0) {
-        ptx::bulk_wait_read_but<0>();
-        ptx::mbarrier_arrive(ptx::shared_address(&s_.k_empty[done % kKSlots]));
-      }
+      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(s_.v_empty));
+      Base::template write<C::kD>(r_dk, p_.operands.grad_k, p_.head_dim, p_.scale, tile);
       __syncwarp();
       if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&s_.tile_empty[done % 2]));
     }

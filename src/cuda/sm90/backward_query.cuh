@@ -86,6 +86,7 @@ __device__ void accumulate_queries(BackwardShared<C>& shared, const BackwardPara
       }
       g_dq += (p.tiles - steps) * C::kDqFloats;
     }
+    if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.k_empty[done % kKSlots]));
   }
   if (lane == 0) ptx::bulk_wait();
 }
