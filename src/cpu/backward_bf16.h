@@ -138,33 +138,27 @@ struct KeyBlockTask {
   /// Adds dS K to the block's dQ when its turn has come.
   void add_query_gradient(std::int64_t head) const {
     const PairPlan& plan = call.plan;
-    for (std::int64_t n = 0; n < kHalves; ++n) {
-      if (half[n].end == 0) continue;
-      const Interval range = padded_range(n);
-      Products::multiply_query_gradient(t.dq_t, plan.dim, t.k_right, padded_keys, t.ds_pairs, kBlock, n * kWidth,
-                                        range.begin, range.end);
-    }
-
     const Interval seen = rows.keys;
     const std::int64_t turn = j0 / plan.block_k, seq = sequence.q_row + rows.i0;
     const bool first = turn == seen.begin / plan.block_k;
     std::int32_t* ticket = call.ticket(sequence, b, head, rows.i0 / kBlock);
     float* dq = call.dq(b, head, seq);
     wait_for(ticket, static_cast<std::int32_t>(turn));
+    const std::int64_t width = round_up(rows.count, kLanes);
     for (std::int64_t n = 0; n < kHalves && n * kWidth < rows.count; ++n) {
       const std::int64_t lane = n * kWidth, count = min_of<std::int64_t>(kWidth, rows.count - lane);
-      float* to = dq + lane * plan.dim;
+      float* to = dq + Products::query_at(lane, plan.dim);
       if (half[n].end > 0) {
         const Interval range = padded_range(n);
-        Products::add_query_gradient(to, t.dq_t, plan.dim, t.k_right, padded_keys, t.ds_pairs, kBlock, lane, count,
+        Products::add_query_gradient(to, width, plan.dim, t.k_right, padded_keys, t.ds_pairs, kBlock, lane, count,
                                      range.begin, range.end, !first);
       } else if (first) {
-        __builtin_memset(to, 0, static_cast<std::size_t>(4 * count * plan.dim));
+        Products::clear_query_gradient(to, width, plan.dim, count);
       }
     }
     if (seen.end <= j0 + keys) {
-      store_rows(call.x.grad_q, b, seq, head, rows.count, call.problem.head_dim, dq, plan.dim,
-                 static_cast<float>(call.problem.score.scale));
+      Products::store_query_gradient(call.x.grad_q, b, seq, head, rows.count, call.problem.head_dim, dq, width,
+                                     plan.dim, static_cast<float>(call.problem.score.scale));
     }
     __atomic_store_n(ticket, static_cast<std::int32_t>(turn + 1), __ATOMIC_RELEASE);
   }

@@ -13,13 +13,14 @@ namespace {
 ///   320                            counters of the task queues, largest magnitudes of the operands
 /// + 4 heads_q blocks_q             tickets: whose turn it is to add to a block's dQ
 /// + 4 heads_q rows                 D
-/// + 4 heads_q rows dim             dQ in float32
+/// + 4 heads_q (rows + 15 batch) dim  dQ in float32, the rows of each item padded to a multiple of 16
 /// + workers tile                   tile: 10 block_k (dim + dim_v) + 2 block_k dim + 1280 (dim + dim_v) or so
 /// rows = batch seq_q, packed total_q; blocks_q <= rows / 128 + batch; dim, dim_v: head_dim, head_dim_v rounded up to
 /// the products' columns; workers <= threads. Linear in tokens. If the float32 kernel needs more, as much as that: it
 /// does the work on values that pair products get wrong.
 struct PairPlan {
   std::int64_t rows = 0, blocks_q = 0;  // of one head, all items
+  std::int64_t dq_rows = 0;             // the same, with what the items are padded with
   std::int64_t dim = 0, dim_v = 0;      // padded columns
   std::int64_t depth = 0, depth_v = 0;  // padded lengths of Q K^T and V dO^T
   std::int64_t block_k = 0;             // Bc: key rows of a task, a multiple of kPairPiece
@@ -38,7 +39,6 @@ struct PairScratch {
   float *s, *dp, *cap_slope, *keep;  // [kPairPiece][kWidth]
   Bf16 *p, *ds;                      // [kPairPiece][block_q]
   Bf16* ds_pairs;                    // [block_k / 2][block_q][2] in the products' layout
-  float* dq_t;                       // [dim][block_q] for products that make dQ^T
 };
 
 /// S^T = K Q^T and dP^T = V dO^T, for one piece of keys.
@@ -84,15 +84,15 @@ std::int64_t carve_scratch(const PairPlan& plan, char* base, PairScratch* s) {
   take(s->p, kPairPiece * kBlock);
   take(s->ds, kPairPiece * kBlock);
   take(s->ds_pairs, keys * kBlock);
-  take(s->dq_t, Products::query_scratch(dim));
   return used;
 }
 
-/// Key rows of a task: as many as let dK and dV stay in the second-level cache, fewer where that leaves few tasks. Only
-/// products whose sums do not depend on where the blocks end may ask for the number of threads.
+/// Key rows of a task: as many as let dK and dV stay in the second-level cache, fewer where that leaves few tasks. No
+/// result depends on it, bit for bit: every sum takes its products in ascending order of keys or queries, wherever the
+/// blocks end.
 template <class Products>
 std::int64_t choose_block_k(const Problem& problem, const PairPlan& plan, int threads) {
-  const std::int64_t wanted = Products::kBlocksChangeBits ? 16 : threads > 1 ? 4 * threads : 0;
+  const std::int64_t wanted = threads > 1 ? 4 * threads : 0;
   const auto tasks = [&](std::int64_t keys) {
     return problem.heads_kv * (problem.mask.varlen ? problem.total_k / keys + problem.batch
                                                    : problem.batch * ceil_div(problem.seq_k, keys));
@@ -132,7 +132,8 @@ PairPlan plan_pairs(const Problem& problem, int threads) {
   part(320);
   p.tickets = part(4 * problem.heads_q * p.blocks_q);
   p.d = part(4 * problem.heads_q * p.rows);
-  p.dq = part(4 * problem.heads_q * p.rows * p.dim);
+  p.dq_rows = packed ? problem.total_q + problem.batch * (kLanes - 1) : problem.batch * round_up(problem.seq_q, kLanes);
+  p.dq = part(4 * problem.heads_q * p.dq_rows * p.dim);
   p.scratch = at;
   PairScratch unused;
   p.scratch_each = carve_scratch<Products>(p, nullptr, &unused);

@@ -84,31 +84,52 @@ ONEPASS_INLINE void tile_product(float* c, std::int64_t c_row, const LeftTiles& 
   }
 }
 
-/// C[32 rows][32 columns] = A B, 2 x 2 tiles at a time.
+/// C[32 rows][16 kColumns] (+)= A B, 2 x kColumns tiles.
+template <bool kAccumulate, int kColumns>
+ONEPASS_INLINE void square_unit(float* c, std::int64_t c_row, const Bf16* left, const LeftTiles& a, const Bf16* right,
+                                const RightTiles& b, std::int64_t steps) {
+  float* below = c + 16 * c_row;
+  if constexpr (kAccumulate) {
+    tile_load<0>(c, 4 * c_row);
+    tile_load<2>(below, 4 * c_row);
+    if constexpr (kColumns == 2) tile_load<1>(c + 16, 4 * c_row);
+    if constexpr (kColumns == 2) tile_load<3>(below + 16, 4 * c_row);
+  } else {
+    tile_zero<0>();
+    tile_zero<2>();
+    if constexpr (kColumns == 2) tile_zero<1>();
+    if constexpr (kColumns == 2) tile_zero<3>();
+  }
+  for (std::int64_t k = 0; k < steps; ++k) {
+    tile_load<4>(left + k * a.depth_step, 2 * a.row);
+    tile_load<6>(right + k * b.depth_step, 64);
+    if constexpr (kColumns == 2) tile_load<7>(right + k * b.depth_step + kTileElements, 64);
+    tile_dot<0, 4, 6>();
+    tile_load<5>(left + a.row_step + k * a.depth_step, 2 * a.row);
+    if constexpr (kColumns == 2) tile_dot<1, 4, 7>();
+    tile_dot<2, 5, 6>();
+    if constexpr (kColumns == 2) tile_dot<3, 5, 7>();
+  }
+  tile_store<0>(c, 4 * c_row);
+  if constexpr (kColumns == 2) tile_store<1>(c + 16, 4 * c_row);
+  tile_store<2>(below, 4 * c_row);
+  if constexpr (kColumns == 2) tile_store<3>(below + 16, 4 * c_row);
+}
+
+/// C[32 rows][16 columns] (+)= A B over 32 `steps`.
+template <bool kAccumulate>
 ONEPASS_INLINE void square_product(float* c, std::int64_t c_row, const LeftTiles& a, const RightTiles& b,
                                    std::int64_t rows, std::int64_t columns, std::int64_t steps) {
-  for (std::int64_t n = 0; n < columns; ++n) {
+  for (std::int64_t n = 0; n < columns; n += 2) {
+    const Bf16* right = b.at + n * kTileElements;
     for (std::int64_t m = 0; m < rows; ++m) {
-      const Bf16 *left = a.at + 2 * m * a.row_step, *right = b.at + n * 2 * kTileElements;
-      tile_zero<0>();
-      tile_zero<1>();
-      tile_zero<2>();
-      tile_zero<3>();
-      for (std::int64_t k = 0; k < steps; ++k) {
-        tile_load<4>(left + k * a.depth_step, 2 * a.row);
-        tile_load<6>(right + k * b.depth_step, 64);
-        tile_load<7>(right + k * b.depth_step + kTileElements, 64);
-        tile_dot<0, 4, 6>();
-        tile_load<5>(left + a.row_step + k * a.depth_step, 2 * a.row);
-        tile_dot<1, 4, 7>();
-        tile_dot<2, 5, 6>();
-        tile_dot<3, 5, 7>();
+      const Bf16* left = a.at + 2 * m * a.row_step;
+      float* out = c + m * 32 * c_row + n * 16;
+      if (n + 1 < columns) {
+        square_unit<kAccumulate, 2>(out, c_row, left, a, right, b, steps);
+      } else {
+        square_unit<kAccumulate, 1>(out, c_row, left, a, right, b, steps);
       }
-      float* out = c + m * 32 * c_row + n * 32;
-      tile_store<0>(out, 4 * c_row);
-      tile_store<1>(out + 16, 4 * c_row);
-      tile_store<2>(out + 16 * c_row, 4 * c_row);
-      tile_store<3>(out + 16 * c_row + 16, 4 * c_row);
     }
   }
 }
@@ -120,7 +141,6 @@ struct AmxProducts {
   static constexpr std::int64_t kBlockQ = 128;
   static constexpr std::int64_t kMostKeys = 512, kFewestKeys = 128;
   static constexpr std::int64_t kCachedElements = 65536;
-  static constexpr bool kBlocksChangeBits = true;  // dQ gets one sum a block
   static constexpr double kSmallWork = 4e6;
 
   static constexpr PairLayout right_layout(std::int64_t lanes) { return tile_layout(lanes); }
@@ -151,29 +171,32 @@ struct AmxProducts {
     pack_transposed_tiles(k, dim, keys, dim, out, keys / 32 * kTileElements);
   }
 
-  /// dQ^T[dim][lanes] = K^T dS^T, later added to dQ transposed. `keys`: as packed, a multiple of 32.
-  static constexpr std::int64_t query_scratch(std::int64_t dim) { return dim * kBlockQ; }
-  static ONEPASS_INLINE void multiply_query_gradient(float* dq_t, std::int64_t dim, const Bf16* k, std::int64_t keys,
-                                                     const Bf16* ds, std::int64_t lanes, std::int64_t lane,
-                                                     std::int64_t begin, std::int64_t end) {
-    square_product(dq_t + lane, lanes, {k + begin * 16, 32, keys * 16, kTileElements},
-                   {ds + begin * lanes + lane * 32, 32 * lanes}, dim / 32, kWidth / 32, (end - begin) / 32);
-  }
-  static ONEPASS_INLINE void add_query_gradient(float* dq, const float* dq_t, std::int64_t dim, const Bf16*,
-                                                std::int64_t, const Bf16*, std::int64_t lanes, std::int64_t lane,
-                                                std::int64_t rows, std::int64_t, std::int64_t, bool accumulate) {
-    for (std::int64_t i = 0; i < rows; i += kLanes) {
-      for (std::int64_t c = 0; c < dim; c += kLanes) {
-        Vec in[kLanes], out[kLanes];
-#pragma GCC unroll 16
-        for (int x = 0; x < kLanes; ++x) in[x] = load(dq_t + (c + x) * lanes + lane + i);
-        transpose_block(in, out);
-        for (std::int64_t r = 0; r < min_of<std::int64_t>(kLanes, rows - i); ++r) {
-          float* to = dq + (i + r) * dim + c;
-          store(to, accumulate ? load(to) + out[r] : out[r]);
-        }
-      }
+  /// dQ lies transposed, [dim][width].
+  static constexpr std::int64_t query_at(std::int64_t lane, std::int64_t) { return lane; }
+  static ONEPASS_INLINE void add_query_gradient(float* dq, std::int64_t width, std::int64_t dim, const Bf16* k,
+                                                std::int64_t keys, const Bf16* ds, std::int64_t lanes,
+                                                std::int64_t lane, std::int64_t rows, std::int64_t begin,
+                                                std::int64_t end, bool accumulate) {
+    const LeftTiles a{k + begin * 16, 32, keys * 16, kTileElements};
+    const RightTiles b{ds + begin * lanes + lane * 32, 32 * lanes};
+    const std::int64_t tiles = ceil_div(rows, 16), steps = (end - begin) / 32;
+    if (accumulate) {
+      square_product<true>(dq, width, a, b, dim / 32, tiles, steps);
+    } else {
+      square_product<false>(dq, width, a, b, dim / 32, tiles, steps);
     }
+  }
+  static void clear_query_gradient(float* dq, std::int64_t width, std::int64_t dim, std::int64_t rows) {
+    for (std::int64_t c = 0; c < dim; ++c) {
+      for (std::int64_t i = 0; i < rows; i += kLanes) store(dq + c * width + i, Vec{});
+    }
+  }
+  static void store_query_gradient(const Tensor& to, std::int64_t b, std::int64_t seq, std::int64_t head,
+                                   std::int64_t rows, std::int64_t dim, const float* dq, std::int64_t width,
+                                   std::int64_t, float scale) {
+    alignas(64) float factor[kBlockQ];
+    for (float& x : factor) x = scale;
+    store_transposed(to, b, seq, head, rows, dim, dq, width, factor);
   }
 };
 

@@ -70,8 +70,7 @@ struct DotProducts {
   static constexpr std::int64_t kMostKeys = 512;            // of a task
   static constexpr std::int64_t kFewestKeys = 64;           // of a task, unless there are fewer
   static constexpr std::int64_t kCachedElements = 131072;   // of dK and dV together: they stay in the L2 cache
-  static constexpr bool kBlocksChangeBits = false;  // sums are sequential, in ascending order of keys or queries
-  static constexpr double kSmallWork = 1e6;         // multiply-adds not worth a second thread
+  static constexpr double kSmallWork = 1e6;                 // multiply-adds not worth a second thread
 
   static constexpr PairLayout right_layout(std::int64_t lanes) { return flat_layout(lanes); }
 
@@ -95,17 +94,25 @@ struct DotProducts {
     pack_lanes_of_columns(k, dim, keys, dim, out, flat_layout(dim));
   }
 
-  /// dQ[rows][dim] (+)= dS K over the keys [begin, end), for the query rows from `lane` on; dS as [key pair][lanes][2].
-  /// In two steps, the first before the block's turn at dQ has come.
-  static constexpr std::int64_t query_scratch(std::int64_t) { return 0; }
-  static ONEPASS_INLINE void multiply_query_gradient(float*, std::int64_t, const Bf16*, std::int64_t, const Bf16*,
-                                                     std::int64_t, std::int64_t, std::int64_t, std::int64_t) {}
-  static ONEPASS_INLINE void add_query_gradient(float* dq, const float*, std::int64_t dim, const Bf16* k, std::int64_t,
+  /// Where the query rows from `lane` on begin in a block's dQ, `width` rows of `dim` in a layout that only these
+  /// functions know.
+  static constexpr std::int64_t query_at(std::int64_t lane, std::int64_t dim) { return lane * dim; }
+  /// dQ (+)= dS K over the keys [begin, end), for `rows` query rows from `lane` on; dS as [key pair][lanes][2].
+  static ONEPASS_INLINE void add_query_gradient(float* dq, std::int64_t, std::int64_t dim, const Bf16* k, std::int64_t,
                                                 const Bf16* ds, std::int64_t lanes, std::int64_t lane,
                                                 std::int64_t rows, std::int64_t begin, std::int64_t end,
                                                 bool accumulate) {
     dot_product(dq, dim, ds + begin * lanes + 2 * lane, 2, 2 * lanes, k + begin * dim, 2 * dim, rows, dim / kLanes,
                 (end - begin) / 2, accumulate);
+  }
+  static void clear_query_gradient(float* dq, std::int64_t, std::int64_t dim, std::int64_t rows) {
+    __builtin_memset(dq, 0, static_cast<std::size_t>(4 * rows * dim));
+  }
+  /// grad_q = dQ * scale.
+  static void store_query_gradient(const Tensor& to, std::int64_t b, std::int64_t seq, std::int64_t head,
+                                   std::int64_t rows, std::int64_t dim, const float* dq, std::int64_t,
+                                   std::int64_t padded_dim, float scale) {
+    store_rows(to, b, seq, head, rows, dim, dq, padded_dim, scale);
   }
 };
 
