@@ -26,8 +26,7 @@ struct PairCall {
   }
   /// Of a block's first row.
   float* dq(std::int64_t b, std::int64_t head, std::int64_t row) const {
-    const std::int64_t at =
-        problem.mask.varlen ? row + b * (kLanes - 1) : b * round_up(problem.seq_q, kLanes) + row;
+    const std::int64_t at = problem.mask.varlen ? row + b * (kLanes - 1) : b * round_up(problem.seq_q, kLanes) + row;
     return reinterpret_cast<float*>(workspace + plan.dq) + (head * plan.dq_rows + at) * plan.dim;
   }
   /// Blocks of packed sequences are numbered by their first row and sequence: each number once, below blocks_q.

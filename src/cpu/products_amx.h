@@ -116,7 +116,8 @@ ONEPASS_INLINE void square_unit(float* c, std::int64_t c_row, const Bf16* left, 
   if constexpr (kColumns == 2) tile_store<3>(below + 16, 4 * c_row);
 }
 
-/// C[32 rows][16 columns] (+)= A B over 32 `steps`.
+/// C[32 rows][16 columns] (+)= A B over 32 `steps`. The part of C that follows is prefetched: another core wrote it
+/// last, and loads of tiles wait for one another.
 template <bool kAccumulate>
 ONEPASS_INLINE void square_product(float* c, std::int64_t c_row, const LeftTiles& a, const RightTiles& b,
                                    std::int64_t rows, std::int64_t columns, std::int64_t steps) {
@@ -125,6 +126,13 @@ ONEPASS_INLINE void square_product(float* c, std::int64_t c_row, const LeftTiles
     for (std::int64_t m = 0; m < rows; ++m) {
       const Bf16* left = a.at + 2 * m * a.row_step;
       float* out = c + m * 32 * c_row + n * 16;
+      if constexpr (kAccumulate) {
+        const float* next = m + 1 < rows ? out + 32 * c_row : c + min_of(n + 2, columns - 1) * 16;
+        for (std::int64_t r = 0; r < 32; ++r) {
+          __builtin_prefetch(next + r * c_row, 1, 3);
+          __builtin_prefetch(next + r * c_row + 16, 1, 3);
+        }
+      }
       if (n + 1 < columns) {
         square_unit<kAccumulate, 2>(out, c_row, left, a, right, b, steps);
       } else {
@@ -140,7 +148,7 @@ struct AmxProducts {
   static constexpr std::int64_t kDepth = 32, kColumns = 32;
   static constexpr std::int64_t kBlockQ = 128;
   static constexpr std::int64_t kMostKeys = 512, kFewestKeys = 128;
-  static constexpr std::int64_t kCachedElements = 65536;
+  static constexpr std::int64_t kCachedElements = 131072;
   static constexpr double kSmallWork = 4e6;
 
   static constexpr PairLayout right_layout(std::int64_t lanes) { return tile_layout(lanes); }
