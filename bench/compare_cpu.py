@@ -5,7 +5,7 @@ The parties take turns: every round times each of them for a moment, with a paus
 thread pool of its own that spins for a while. A ratio is the best other party's time over onepass's, from the same
 rounds. All parties read the same memory, (batch, heads, seq, head_dim) in order; results are compared first.
 
-    ./dev bench-cpu [--quick] [--out FILE]      or, with torch and openvino at hand,
+    ./dev bench-cpu [--quick] [--dtype f32|bf16] [--join FILE] [--out FILE]      or, with torch and openvino at hand,
     python bench/compare_cpu.py --library build/release/libonepass.so
 """
 
@@ -222,6 +222,8 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--budget", type=float, default=0.07, help="seconds a party and round")
     parser.add_argument("--quick", action="store_true", help="two rounds, seq 2048 only; writes nothing unless --out")
+    parser.add_argument("--dtype", choices=NAMES.values(), help="of the inputs (default: both)")
+    parser.add_argument("--join", help="JSON file of the other type's run on this machine, to be part of this one")
     parser.add_argument("--no-openvino", dest="openvino", action="store_false")
     parser.add_argument("--out", help="JSON file (default: bench/results/cpu_<machine>.json)")
     a = parser.parse_args()
@@ -231,7 +233,10 @@ def main():
     torch.manual_seed(0)
     lib = Library(os.path.abspath(a.library))
     rows, gemm = [], {}
-    for dtype in NAMES:
+    if a.join:
+        before = json.loads(pathlib.Path(a.join).read_text())
+        rows, gemm = before["rows"], before["gemm_tflops"]
+    for dtype in (x for x, name in NAMES.items() if a.dtype in (None, name)):
         gemm[NAMES[dtype]] = gemm_rate(dtype)
         print(f"{NAMES[dtype]} matrix product 2048^3: {1e3 * gemm[NAMES[dtype]]:.0f} GFLOP/s", flush=True)
         for d in (64, 128):
