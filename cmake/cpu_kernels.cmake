@@ -13,7 +13,7 @@ set(ONEPASS_ISA_SOURCES_portable forward backward decode)
 set(ONEPASS_ISA_SOURCES_avx2 forward backward decode)
 set(ONEPASS_ISA_SOURCES_avx512 forward backward decode)
 set(ONEPASS_ISA_SOURCES_avx512bf16 forward_bf16 backward_bf16 decode_bf16)
-set(ONEPASS_ISA_SOURCES_amx forward_amx backward_amx)
+set(ONEPASS_ISA_SOURCES_amx forward_amx backward_amx decode_amx)
 # The AMX kernels with tiles in plain C++: onepass_cpu_amx_emulated, for tests on machines without AMX.
 set(ONEPASS_ISA_SOURCES_amx_emulated ${ONEPASS_ISA_SOURCES_amx})
 

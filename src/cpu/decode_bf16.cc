@@ -9,7 +9,7 @@ namespace {
 /// Scores from pairs of columns; O from pairs of keys, unless it is wanted in float32: the weights are rounded for it.
 /// Policy of decode_tasks.h.
 struct PairProducts {
-  static constexpr bool kPairs = true;
+  static constexpr bool kPairs = true, kColumnPairs = false;
   static constexpr std::int64_t kPairRun = kTileKeys / kRuns;
   using Store = StoreBf16;
   using Element = Bf16;

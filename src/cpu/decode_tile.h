@@ -198,8 +198,9 @@ class Worker {
     }
     const Tensor& v = call_.x.v;
     const std::int64_t pitch = call_.plan.dim_v, dim_v = call_.problem.head_dim_v;
-    const std::int64_t step = task.heads == 1 ? kStepRun : kStepRunOfHeads;
+    const std::int64_t step = (task.heads == 1 ? kStepRun : kStepRunOfHeads) * (Products::kColumnPairs ? 2 : 1);
     for (KeyRuns part{runs.first, step, runs.apart}; part.first < runs.first + runs.keys; part.first += step) {
+      if constexpr (Products::kColumnPairs) part.keys = min_of(step, runs.first + runs.keys - part.first);
       for_blocks<kValueRows>(task, [&](std::int64_t h, std::int64_t r, std::int64_t rows) {
         const int pass = task.count <= kValueRows ? -1 : r == 0 ? 0 : 1;
         const Ahead here = r < 2 * kValueRows ? ahead : Ahead();
@@ -213,6 +214,8 @@ class Worker {
               const std::uint32_t* p = pairs + (h * call_.head_rows + r) * (kTileKeys / 2) + (part.first - runs.first);
               done = Products::template values<kR>(values, v.stride_seq, dim_v, part, p, o, pitch, here, pass);
             }
+          } else if constexpr (Products::kColumnPairs) {
+            done = Products::template values<kR>(values, v.stride_seq, dim_v, part, scores(h, r), o, pitch, here, pass);
           }
           value_rows<Store, kR>(values, v.stride_seq, ValueColumns(dim_v), part, scores(h, r), o, pitch, here, pass,
                                 done);

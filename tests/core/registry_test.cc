@@ -71,7 +71,9 @@ TEST(Registry, DecodeShapedForwards) {
   EXPECT_EQ(chosen(problem(Pass::forward, DType::f32, 64, 16), kHaswell), "decode_cpu_avx2");
   EXPECT_EQ(chosen(problem(Pass::forward, DType::f32, 64, 17), kHaswell), "fwd_cpu_avx2");
   EXPECT_EQ(chosen(problem(Pass::decode, DType::f32, 64, 17), kHaswell), "fwd_cpu_avx2");
-  EXPECT_EQ(chosen(problem(Pass::decode, DType::bf16, 64, 1), kSapphireRapids), "decode_cpu_avx512bf16");
+  EXPECT_EQ(chosen(problem(Pass::decode, DType::bf16, 64, 1), kZen4), "decode_cpu_avx512bf16");
+  EXPECT_EQ(chosen(problem(Pass::decode, DType::bf16, 64, 1), kSapphireRapids), "decode_cpu_amx");
+  EXPECT_EQ(chosen(problem(Pass::decode, DType::f32, 64, 1), kSapphireRapids), "decode_cpu_amx");
 }
 #endif
 

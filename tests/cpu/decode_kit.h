@@ -9,6 +9,7 @@
 
 #include "check/compare.h"
 #include "check/sweep.h"
+#include "cpu/every_kernel.h"
 #include "kit/kit.h"
 
 namespace onepass::decode_kit {
@@ -24,6 +25,7 @@ inline std::vector<const Kernel*> decode_kernels() {
   for (const Kernel* kernel : check::runnable_kernels(Pass::decode)) {
     if (kernel->pass == Pass::decode) list.push_back(kernel);
   }
+  if (this_cpu().avx512bf16) list.push_back(&every_kernel::kEmulatedDecode);
   return list;
 }
 

@@ -25,6 +25,10 @@ inline Status emulated_backward(const Problem& problem, const BackwardOperands& 
   cpu::amx_emulated::backward(problem, operands, launch);
   return {};
 }
+inline Status emulated_decode(const Problem& problem, const ForwardOperands& operands, const Launch& launch) {
+  cpu::amx_emulated::decode(problem, operands, launch);
+  return {};
+}
 inline const Kernel kEmulatedForward{"fwd_cpu_amx_emulated",
                                      Pass::forward,
                                      Backend::cpu,
@@ -45,6 +49,17 @@ inline const Kernel kEmulatedBackward{"bwd_cpu_amx_emulated",
                                       &cpu::amx_emulated::backward_workspace,
                                       nullptr,
                                       &emulated_backward};
+
+inline const Kernel kEmulatedDecode{"decode_cpu_amx_emulated",
+                                    Pass::decode,
+                                    Backend::cpu,
+                                    "amx_emulated",
+                                    kF32 | kF16 | kBf16,
+                                    1024,
+                                    0,
+                                    &cpu::amx_emulated::decode_workspace,
+                                    &emulated_decode,
+                                    nullptr};
 
 /// Tests of one bfloat16 kernel by name, AMX's on emulated tiles by theirs.
 class Bf16Kernel : public testing::TestWithParam<const char*> {
@@ -86,6 +101,7 @@ inline std::vector<const Kernel*> kernels_for(const Case& c) {
   std::vector<const Kernel*> list = check::runnable_kernels(c.spec().pass);
   if (this_cpu().avx512bf16) {
     list.push_back(c.spec().pass == Pass::backward ? &kEmulatedBackward : &kEmulatedForward);
+    if (c.spec().pass != Pass::backward) list.push_back(&kEmulatedDecode);
   }
   std::erase_if(list, [&](const Kernel* kernel) {
     return !check::serves(*kernel, c) || std::string_view(kernel->arch) == "oracle";
