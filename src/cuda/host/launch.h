@@ -31,8 +31,9 @@ class DeviceScope {
 int multiprocessors(int device);
 
 /// Launches `blocks` thread blocks of `threads` threads with `shared_bytes` of dynamic shared memory on where.stream.
-/// The caller holds a DeviceScope. No block: nothing to do.
-template <class... Parameters, class... Arguments>
+/// The caller holds a DeviceScope. No block: nothing to do. kEarly: its blocks may start as those of the kernel before
+/// end; the kernel itself awaits that one (ptx/grid.cuh).
+template <bool kEarly = false, class... Parameters, class... Arguments>
 Status launch(void (*kernel)(Parameters...), std::int64_t blocks, int threads, std::int64_t shared_bytes,
               const Launch& where, Arguments&&... arguments) {
   if (blocks == 0) return {};
@@ -51,6 +52,11 @@ Status launch(void (*kernel)(Parameters...), std::int64_t blocks, int threads, s
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
   config.stream = static_cast<cudaStream_t>(where.stream);
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &early;
+  config.numAttrs = kEarly ? 1 : 0;
   return status_of(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...), "launch");
 }
 

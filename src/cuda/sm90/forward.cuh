@@ -3,6 +3,7 @@
 // why each choice.
 #pragma once
 
+#include "cuda/ptx/grid.cuh"
 #include "cuda/ptx/shared.cuh"
 #include "cuda/sm90/forward_consumer.cuh"
 #include "cuda/sm90/forward_producer.cuh"
@@ -36,12 +37,18 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   if (warpgroup == 0) {
     ptx::registers_decrease<C::kTile.producer_registers>();
     const int warp = threadIdx.x / 32;
-    if (warp == 0) schedule_tiles<C>(shared, params);
+    if (warp == 0) {
+      schedule_tiles<C>(shared, params);
+      return;
+    }
+    ptx::await_earlier_grids();
     if (warp == 1 && threadIdx.x % 32 == 0) load_tiles<C, true>(shared, map_k, map_q);
     if (warp == 2 && threadIdx.x % 32 == 0) load_tiles<C, false>(shared, map_v, map_q);
     if (warp == 3 && params.mask.varlen) clear_outside<C>(params);
   } else {
     ptx::registers_increase<C::kTile.consumer_registers>();
+    ptx::await_earlier_grids();
+    ptx::admit_next_grid();
     ForwardConsumer<C>(shared, params, map_out, warpgroup - 1).run();
   }
 }

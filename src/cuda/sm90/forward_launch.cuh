@@ -104,8 +104,8 @@ struct Forward {
     }
     const std::int64_t blocks =
         std::min<std::int64_t>(std::max<std::int64_t>(tiles, 1), multiprocessors(launch.device));
-    return ::onepass::cuda::launch(forward_kernel<C>, blocks, C::kThreads, sizeof(ForwardShared<C>), launch, map_q,
-                                   map_k, map_v, map_out, p);
+    return ::onepass::cuda::launch<true>(forward_kernel<C>, blocks, C::kThreads, sizeof(ForwardShared<C>), launch,
+                                         map_q, map_k, map_v, map_out, p);
   }
 
   /// Heads whose keys and values the L2 cache holds beside each other; a group

@@ -6,6 +6,7 @@
 
 #include "cuda/ptx/async_copy.cuh"
 #include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/grid.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/sm90/forward_schedule.cuh"
 #include "cuda/sm90/forward_write.cuh"
@@ -15,6 +16,8 @@ namespace onepass::cuda::sm90 {
 /// Warp 0: hands tiles out, and clears those whose rows see no key.
 template <class C>
 __device__ void schedule_tiles(ForwardShared<C>& shared, const ForwardParams& p) {
+  // Tiles are handed out before the earlier grids have ended, where nothing in device memory says which.
+  if (p.next_tile != nullptr || p.mask.k_start != nullptr) ptx::await_earlier_grids();
   ForwardSchedule<C> schedule(p);
   for (unsigned at = 0;; ++at) {
     const unsigned slot = at % C::kTileSlots;
@@ -22,6 +25,7 @@ __device__ void schedule_tiles(ForwardShared<C>& shared, const ForwardParams& p)
     ptx::mbarrier_wait(ptx::shared_address(&shared.tile_empty[slot]), (at / C::kTileSlots & 1) ^ 1);
     int blocks;
     while ((blocks = schedule.next(tile, shared.blocks[slot])) == 0) {
+      ptx::await_earlier_grids();
       __syncwarp();
       clear_rows<typename C::T>(p, tile.batch, tile.head, tile.q_row, tile.q_row + tile.rows);
       __syncwarp();

@@ -31,7 +31,7 @@ inline int multiprocessors(int) {
   return 3;
 }
 
-template <class... Parameters, class... Arguments>
+template <bool kEarly = false, class... Parameters, class... Arguments>
 Status launch(void (*kernel)(Parameters...), std::int64_t blocks, int threads, std::int64_t shared_bytes, const Launch&,
               Arguments&&... arguments) {
   const std::tuple<std::decay_t<Parameters>...> parameters(std::forward<Arguments>(arguments)...);
