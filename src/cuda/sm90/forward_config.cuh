@@ -51,8 +51,8 @@ struct ForwardParams {
   float scale_log2;
   Tensor q, k, v, out;
   RowTensor lse;
-  unsigned long long* tickets;    // of forward_tickets.cuh: tiles are taken in turn; null: each block has its own
-  unsigned long long ticket_key;  // of this launch
+  unsigned* next_tile;  // 0 at the start: tiles are taken in turn; null: each
+                        // block has its own
 };
 
 template <class T_, int kHeadDim_, int kHeadDimV_, ForwardTile kTile_>
@@ -68,6 +68,8 @@ struct ForwardConfig {
   /// row need not follow its maximum.
   static constexpr bool kFixedReference = std::is_same_v<T, __nv_bfloat16>;
   static constexpr int kTileSlots = 4;
+  /// A consumer looks the next tile up while it waits, where it has registers to keep it.
+  static constexpr bool kLooksAhead = kHeadDimV > 64;
   static constexpr int kQBytes = kPanels * kBlockQ * 128, kKBytes = kPanels * kBlockK * 128,
                        kVBytes = kPanelsV * kBlockK * 128, kOutBytes = kTile.out_panels * 64 * 128;
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 
 #include "core/tiles.h"
 #include "cuda/host/launch.h"
@@ -21,7 +20,7 @@ struct Forward {
     return {Long::kBlockQ, Long::kBlockK, Long::kStages, Long::kThreads, sizeof(ForwardShared<Long>)};
   }
 
-  /// The tickets' word.
+  /// The next tile's number.
   static std::size_t workspace(const Problem&) { return 64; }
 
   static Status run(const Problem& problem, const ForwardOperands& x, const Launch& launch) {
@@ -46,18 +45,10 @@ struct Forward {
     return of_sequences * p.heads_q;
   }
 
-  /// Tiles of equal length, or of lengths that only the device knows, go to whoever is free: multiprocessors differ.
-  /// Tiles that are known to differ have an order in which each block's share is the same.
-  static bool in_turn(const Problem& p) {
-    const MaskSpec& m = p.mask;
-    const bool equal = !m.causal && m.window_left < 0 && m.window_right < 0;
-    return equal || m.varlen || m.q_length != nullptr || m.k_length != nullptr || m.q_position != nullptr;
-  }
-
-  /// Of this launch alone, in this process; not 0.
-  static unsigned long long new_ticket_key() {
-    static std::atomic<unsigned long long> launches{0};
-    return launches.fetch_add(1, std::memory_order_relaxed) % ((1ull << (64 - kTicketBits)) - 1) + 1;
+  // Tiles are taken in turn where their lengths differ too much, or are not
+  // known here, for a fixed share.
+  static bool dynamic(const Problem& p) {
+    return p.mask.varlen || p.mask.q_length != nullptr || p.mask.k_length != nullptr || p.mask.q_position != nullptr;
   }
 
   template <class C>
@@ -89,8 +80,7 @@ struct Forward {
     p.v = x.v;
     p.out = x.out;
     p.lse = x.lse;
-    p.tickets = in_turn(problem) ? static_cast<unsigned long long*>(launch.workspace) : nullptr;
-    p.ticket_key = new_ticket_key();
+    p.next_tile = dynamic(problem) ? static_cast<unsigned*>(launch.workspace) : nullptr;
     p.section = section(problem);
     p.sections = static_cast<int>(ceil_div(problem.batch * problem.heads_q, p.section));
 
@@ -108,6 +98,10 @@ struct Forward {
     ONEPASS_RETURN_IF_ERROR(encode_map(
         map_v, keys ? x.v : x.q,
         {problem.head_dim_v, std::max<std::int64_t>(problem.total_k, 1), problem.heads_kv, batch}, C::kBlockK));
+    if (p.next_tile != nullptr) {
+      ONEPASS_RETURN_IF_ERROR(status_of(
+          cudaMemsetAsync(p.next_tile, 0, sizeof(unsigned), static_cast<cudaStream_t>(launch.stream)), "memset"));
+    }
     const std::int64_t blocks =
         std::min<std::int64_t>(std::max<std::int64_t>(tiles, 1), multiprocessors(launch.device));
     return ::onepass::cuda::launch<true>(forward_kernel<C>, blocks, C::kThreads, sizeof(ForwardShared<C>), launch,

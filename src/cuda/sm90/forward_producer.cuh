@@ -16,14 +16,12 @@ namespace onepass::cuda::sm90 {
 /// Warp 0: hands tiles out, and clears those whose rows see no key.
 template <class C>
 __device__ void schedule_tiles(ForwardShared<C>& shared, const ForwardParams& p) {
-  // The first tile is found before the earlier grids have ended, where no length is in device memory.
-  const MaskSpec& m = p.mask;
-  if (m.varlen || m.q_length || m.k_start || m.k_length || m.q_position) ptx::await_earlier_grids();
+  // Tiles are handed out before the earlier grids have ended, where nothing in device memory says which.
+  if (p.next_tile != nullptr || p.mask.k_start != nullptr) ptx::await_earlier_grids();
   ForwardSchedule<C> schedule(p);
   for (unsigned at = 0;; ++at) {
     const unsigned slot = at % C::kTileSlots;
     RowTile& tile = shared.tiles[slot];
-    if (at > 0) ptx::await_earlier_grids();
     ptx::mbarrier_wait(ptx::shared_address(&shared.tile_empty[slot]), (at / C::kTileSlots & 1) ^ 1);
     int blocks;
     while ((blocks = schedule.next(tile, shared.blocks[slot])) == 0) {

@@ -4,7 +4,6 @@
 
 #include "cuda/ptx/registers.cuh"
 #include "cuda/sm90/forward_config.cuh"
-#include "cuda/sm90/forward_tickets.cuh"
 
 namespace onepass::cuda::sm90 {
 
@@ -21,20 +20,19 @@ class ForwardSchedule {
   /// blocks; its number of blocks, 0 where its rows see no key, and -1 at the
   /// end.
   __device__ int next(RowTile& s_tile, Blocks (&s_blocks)[C::kWarpgroups]) {
-    int t = round_ * gridDim.x + blockIdx.x;
-    if (p_.tickets != nullptr && round_ > 0) {
-      unsigned ticket = 0;
-      if (lane() == 0) ticket = take_ticket(p_.tickets, p_.ticket_key);
-      t = static_cast<int>(__shfl_sync(~0u, ticket, 0) + gridDim.x);
+    int t;
+    if (p_.next_tile != nullptr && round_ > 0) {
+      unsigned taken = 0;
+      if (lane() == 0) taken = atomicAdd(p_.next_tile, 1u);
+      t = static_cast<int>(__shfl_sync(~0u, taken, 0) + gridDim.x);
+    } else {
+      t = round_ * gridDim.x + blockIdx.x;
     }
     ++round_;
     Place place;
     if (p_.mask.varlen ? packed(t, place) : padded(t, place)) return describe(place, s_tile, s_blocks);
     if (lane() < C::kWarpgroups) s_blocks[lane()] = {0, -1, 0, 0, 0, 0};
     if (lane() == 0) s_tile.first = 0, s_tile.last = -1;
-    // Every block takes one ticket too many; the last of them all ends the launch's count.
-    const int tiles = p_.mask.varlen ? before_ : p_.tiles;
-    if (p_.tickets != nullptr && lane() == 0 && t == tiles + static_cast<int>(gridDim.x) - 1) end_tickets(p_.tickets);
     return -1;
   }
 

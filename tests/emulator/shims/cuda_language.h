@@ -110,28 +110,6 @@ inline unsigned atomicAdd(unsigned* global, unsigned x) {
   return old;
 }
 
-inline unsigned long long atomicCAS(unsigned long long* global, unsigned long long expected, unsigned long long x) {
-  onepass::emulator::check_global(global, 8, 8, "atomicCAS");
-  onepass::emulator::progress();
-  const unsigned long long old = *global;
-  if (old == expected) *global = x;
-  return old;
-}
-inline unsigned long long atomicAdd(unsigned long long* global, unsigned long long x) {
-  onepass::emulator::check_global(global, 8, 8, "atomicAdd");
-  onepass::emulator::progress();
-  const unsigned long long old = *global;
-  *global += x;
-  return old;
-}
-inline unsigned long long atomicExch(unsigned long long* global, unsigned long long x) {
-  onepass::emulator::check_global(global, 8, 8, "atomicExch");
-  onepass::emulator::progress();
-  const unsigned long long old = *global;
-  *global = x;
-  return old;
-}
-
 /// In a loop that waits for others: the loads in it let them run.
 inline void __nanosleep(unsigned) {}
 
