@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tables of README.md and docs/performance.md from bench/results/*.json, between their markers
+"""Writes the tables of README.md, docs/performance.md and docs/sm80.md from bench/results/*.json, between their markers
 <!-- begin NAME --> and <!-- end NAME -->. With --check it writes nothing and fails where a page is out of date."""
 
 import json
@@ -8,7 +8,7 @@ import pathlib
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "docs/performance.md")
+PAGES = ("README.md", "docs/performance.md", "docs/sm80.md")
 DTYPES = {"f32": "float32", "bf16": "bfloat16"}
 PASSES = {"fwd": "forward", "bwd": "backward", "decode": "decode"}
 
@@ -172,6 +172,20 @@ def gpu_shapes(report):
     return "\n\n".join(parts)
 
 
+def sm80_steps(report):
+    """One line a step, of one switch each: rates, and the gain over the step before."""
+    cells, lines, before = [], [], {}
+    for row in report["rows"]:
+        cell = f"{'causal' if row['causal'] else 'no mask'}, {row['seq_q']:,}"
+        cells += [cell] if cell not in cells else []
+        if not lines or lines[-1][0] != row["step"]:
+            lines.append([row["step"]])
+        gain = f" ({row['tflops'] / before[cell]:.2f} ×)" if cell in before else ""
+        lines[-1].append(f"{row['tflops']:.0f}{gain}")
+        before[cell] = row["tflops"]
+    return f"{report['device']['name']}, {report['date']}, TFLOP/s:\n\n" + table(["step", *cells], lines)
+
+
 def main():
     reports = [json.loads(p.read_text()) for p in sorted((ROOT / "bench/results").glob("cpu_*.json"))]
     gpu = [json.loads(p.read_text()) for p in sorted((ROOT / "bench/results").glob("gpu_*.json"))]
@@ -184,6 +198,9 @@ def main():
                 "gpu-details": "\n\n".join(map(gpu_details, gpu)),
                 "cpu-summary": "\n\n".join([standing(reports), *map(summary, reports)]),
                 "cpu-details": "\n\n".join(map(details, reports))}
+    steps = ROOT / "bench/results/sm80_steps.json"
+    if steps.exists():
+        contents["sm80-steps"] = sm80_steps(json.loads(steps.read_text()))
     stale = []
     for page in map(ROOT.joinpath, PAGES):
         old = new = page.read_text() if page.exists() else ""

@@ -1,11 +1,13 @@
 // The steps of docs/sm80.md: the forward pass on mma.sync from its first form to the library's, each step one switch or
 // one row of tiles away from the one before. Prints TFLOP/s of bf16, head_dim 128, 16,384 tokens, 16 heads, at a length
 // without a mask, the same causal, and a short length causal; and the largest difference from the last step's output.
+//   onepass_sm80_steps [FILE]   FILE: the same as JSON, for bench/results and bench/make_tables.py
 #include <cuda_runtime.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <ctime>
 #include <vector>
 
 #include "cuda/sm80/forward_kernel.cuh"
@@ -48,7 +50,7 @@ void run(const Buffers& b, const Cell& cell) {
   };
   args.x = {tensor(b.q), tensor(b.k), tensor(b.v), tensor(b.out), {b.lse, kHeads * cell.seq, cell.seq}};
   args.q_alignment = args.k_alignment = args.v_alignment = args.out_alignment = 16;
-  args.scale_log2 = static_cast<float>(kLog2e / std::sqrt(double{kHeadDim})), args.q_factor = 1;
+  args.scale_log2 = static_cast<float>(kLog2e / std::sqrt(double{kHeadDim})), args.q_factor = 1, args.group = 1;
   args.q_tiles = (cell.seq + P::kTiles.block_q() - 1) / P::kTiles.block_q();
   const unsigned heads = static_cast<unsigned>(p.batch) * kHeads;
   args.heads_together =
@@ -106,9 +108,40 @@ __global__ void fill(T* g_x, unsigned count, unsigned seed) {
   g_x[i] = __float2bfloat16(radius * cospif(2 * uniform(2 * i + 1 + seed)));
 }
 
+struct Result {
+  double milliseconds, tflops, difference;
+};
+
+/// One object, rows as `onepass bench --json` names them.
+bool write_json(const char* path, const Result (&results)[kStepCount][kCellCount]) {
+  std::FILE* file = std::fopen(path, "w");
+  if (file == nullptr) return false;
+  cudaDeviceProp device;
+  cudaGetDeviceProperties(&device, 0);
+  int driver = 0;
+  cudaDriverGetVersion(&driver);
+  const std::time_t now = std::time(nullptr);
+  char date[16];
+  std::strftime(date, sizeof date, "%Y-%m-%d", std::gmtime(&now));
+  std::fprintf(file, "{\"date\": \"%s\", \"device\": {\"name\": \"%s\", \"driver\": \"%d.%d\"},\n \"rows\": [", date,
+               device.name, driver / 1000, driver % 1000 / 10);
+  for (int s = 0; s < kStepCount; ++s) {
+    for (int c = 0; c < kCellCount; ++c) {
+      const Result& r = results[s][c];
+      std::fprintf(file,
+                   "%s\n  {\"step\": \"%s\", \"dtype\": \"bf16\", \"head_dim\": %d, \"heads_q\": %d, \"batch\": %d, "
+                   "\"seq_q\": %d, \"causal\": %s, \"ms_median\": %.4f, \"tflops\": %.1f, \"max_difference\": %.2g}",
+                   s + c == 0 ? "" : ",", kStepList[s].name, kHeadDim, kHeads, kTokens / kCells[c].seq, kCells[c].seq,
+                   kCells[c].causal ? "true" : "false", r.milliseconds, r.tflops, r.difference);
+    }
+  }
+  std::fprintf(file, "\n]}\n");
+  return std::fclose(file) == 0;
+}
+
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
   constexpr unsigned kCount = unsigned{kTokens} * kHeads * kHeadDim;
   Buffers b{};
   for (T** x : {&b.q, &b.k, &b.v, &b.out}) cudaMalloc(x, kCount * sizeof(T));
@@ -143,17 +176,21 @@ int main() {
       }
     }
   }
+  static Result results[kStepCount][kCellCount];
   for (int s = 0; s < kStepCount; ++s) {
     std::printf("%-32s", kStepList[s].name);
     for (int c = 0; c < kCellCount; ++c) {
       float* times = milliseconds[s][c];
       std::sort(times, times + kRounds);
       const double flops = 4.0 * kTokens * kCells[c].seq * kHeads * kHeadDim * (kCells[c].causal ? 0.5 : 1.0);
-      std::printf("  %6.0f (%.1e)", flops / times[kRounds / 2] * 1e-9, static_cast<double>(difference[s][c]));
+      results[s][c] = {times[kRounds / 2], flops / times[kRounds / 2] * 1e-9, difference[s][c]};
+      std::printf("  %6.0f (%.1e)", results[s][c].tflops, results[s][c].difference);
     }
     std::printf("\n");
   }
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) std::printf("%s\n", cudaGetErrorString(error));
-  return error == cudaSuccess ? 0 : 1;
+  const bool written = error != cudaSuccess || argc < 2 || write_json(argv[1], results);
+  if (!written) std::printf("cannot write %s\n", argv[1]);
+  return error == cudaSuccess && written ? 0 : 1;
 }

@@ -2,6 +2,7 @@
 // be, with sums rounded and as tensor cores cut them off.
 #include <algorithm>
 
+#include "cuda/host/device.h"
 #include "emulator/machine/machine.h"
 #include "emulator/machine/tensor_core.h"
 #include "emulator/rows.h"
@@ -51,6 +52,17 @@ INSTANTIATE_TEST_SUITE_P(Rows, EmulatedKernel, testing::ValuesIn(all_rows()),
 
 TEST_P(EmulatedKernel, RandomCases) {
   expect_random_cases(20, 0);
+}
+
+/// With the shared memory of 8.0, for rows that take larger tiles where there is more.
+TEST_P(EmulatedKernel, RandomCasesInLessSharedMemory) {
+  if (GetParam()->pass != Pass::forward || GetParam()->max_head_dim < 128) GTEST_SKIP() << "one form everywhere";
+  struct Former {
+    std::int64_t bytes = emulator::shared_bytes;
+    ~Former() { emulator::shared_bytes = bytes; }
+  } former;
+  emulator::shared_bytes = 164 * 1024;
+  expect_random_cases(16, 20'000);
 }
 
 TEST_P(EmulatedKernel, RandomCasesWithSumsCutOff) {

@@ -34,6 +34,12 @@ int multiprocessors(int device) {
   return cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess ? count : 1;
 }
 
+std::int64_t multiprocessor_shared_bytes(int device) {
+  int bytes = 0;
+  const cudaError_t error = cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
+  return error == cudaSuccess ? bytes : 0;
+}
+
 int device_count() {
   int count = 0;
   if (cudaGetDeviceCount(&count) == cudaSuccess) return count;

@@ -17,6 +17,8 @@ struct DeviceInfo {
 /// How many GPUs there are; 0 without a driver.
 int device_count();
 Status device_info(int ordinal, DeviceInfo* info);
+/// Shared memory of a multiprocessor of the device, for all its thread blocks together; 0 if unknown.
+std::int64_t multiprocessor_shared_bytes(int device);
 /// "13.0", of the driver; empty without one.
 std::string driver_version();
 

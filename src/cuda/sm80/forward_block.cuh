@@ -7,6 +7,7 @@
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/matrix.cuh"
 #include "cuda/sm80/load_tile.cuh"
+#include "cuda/sm80/rows.cuh"
 #include "cuda/sm80/tiles.h"
 
 namespace onepass::cuda::sm80 {
@@ -37,6 +38,7 @@ struct ForwardArgs {
   float q_factor;           // 1, or what Q is multiplied by first: -1 for a negative scale, 0 for 0
   unsigned q_tiles;         // a head
   unsigned heads_together;  // heads whose tiles are interleaved
+  unsigned group;           // query heads a KV head
 };
 
 template <class T, int kHeadDim, class Plan>
@@ -54,21 +56,24 @@ struct ForwardBlock {
   using QueryLoader = TileLoader<Layout, kTiles.block_q(), kHeadDim, kTiles.threads(), kUse.copies>;
 
   const ForwardArgs& args;
-  std::uint32_t s_q, s_k, s_v;  // addresses
   int lane;
-  std::uint32_t q_lane, k_lane, v_lane;  // bytes: this lane's row in each operand's fragments
-  float c;                               // scale_log2
+  std::uint32_t s_q, s_k, s_v;            // addresses: the warp's rows of Q, the first stage of K and V
+  std::uint32_t rows_lane, columns_lane;  // bytes from there to this lane's row in fragments of Q and V, of K
+  float c;                                // scale_log2
 
   std::uint32_t r_q[kTiles.q_in_registers ? kSteps : 1][kRowTiles][4];
   float r_s[kRowTiles][kColumnTiles][4];
   std::uint32_t r_p[kBlockK / 16][kRowTiles][4];
   float r_o[kRowTiles][kOutTiles][4];
-  float r_max[kRows], r_shift[kRows], r_sum[kRows], r_limit[kRows];
+  float r_shift[kRows];      // a row's reference, what its exponents are counted from; 0 without a key so far
+  float r_sum[kRows];        // of this thread's weights
+  unsigned without = ~0u;    // bit r: row r saw no key so far
+  bool some_without = true;  // in some lane
 
-  /// The address `s_lane`, of a row and of chunk 0 or 1, moved on.
-  __device__ __forceinline__ static std::uint32_t at(std::uint32_t s_lane, int row, int chunk) {
-    if constexpr (kUse.swizzle) return LaneRows<kHeadDim>(s_lane).at(row, chunk);
-    return s_lane + row * Layout::kRowBytes + chunk * 16;
+  /// This lane's place, of a row and of chunk 0 or 1, moved on.
+  __device__ __forceinline__ static std::uint32_t at(std::uint32_t place, int row, int chunk) {
+    if constexpr (kUse.swizzle) return LaneRows<kHeadDim>(place).at(row, chunk);
+    return place + row * Layout::kRowBytes + chunk * 16;
   }
 
   /// Q *= q_factor, in the warp's own rows.
@@ -84,52 +89,56 @@ struct ForwardBlock {
     for (int step = 0; step < kSteps; ++step)
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m)
-        ptx::ldmatrix_x4(r_q[step % (kTiles.q_in_registers ? kSteps : 1)][m], at(s_q + q_lane, m * 16, 2 * step));
+        ptx::ldmatrix_x4(r_q[step % (kTiles.q_in_registers ? kSteps : 1)][m], s_q + at(rows_lane, m * 16, 2 * step));
   }
-  /// S = Q K^T for the K tile at s_tile.
-  __device__ __forceinline__ void scores(std::uint32_t s_tile) {
+  /// S = Q K^T for the K tile of a stage, bytes from the first.
+  __device__ __forceinline__ void scores(std::uint32_t stage) {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m)
 #pragma unroll
       for (int n = 0; n < kColumnTiles; ++n)
 #pragma unroll
         for (int i = 0; i < 4; ++i) r_s[m][n][i] = 0;
-    const std::uint32_t s_lane = s_tile + k_lane;
-    std::uint32_t a[2][kRowTiles][4], b[2][kColumnTiles / 2][4];
+    const std::uint32_t s_tile = s_k + stage;
+    constexpr bool kAhead = kUse.fragments_ahead && kTiles.k_ahead;
+    std::uint32_t a[kRowTiles][4], b[kAhead ? 2 : 1][kColumnTiles / 2][4];
     const auto fetch = [&](int step) {
 #pragma unroll
-      for (int n = 0; n < kColumnTiles / 2; ++n) ptx::ldmatrix_x4(b[step % 2][n], at(s_lane, n * 16, 2 * step));
-      if constexpr (!kTiles.q_in_registers)
-#pragma unroll
-        for (int m = 0; m < kRowTiles; ++m) ptx::ldmatrix_x4(a[step % 2][m], at(s_q + q_lane, m * 16, 2 * step));
+      for (int n = 0; n < kColumnTiles / 2; ++n)
+        ptx::ldmatrix_x4(b[kAhead ? step % 2 : 0][n], s_tile + at(columns_lane, n * 16, 2 * step));
     };
-    if (kUse.fragments_ahead) fetch(0);
+    if (kAhead) fetch(0);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int next = kUse.fragments_ahead ? step + 1 : step;
+      if constexpr (!kTiles.q_in_registers)
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) ptx::ldmatrix_x4(a[m], s_q + at(rows_lane, m * 16, 2 * step));
+      const int next = kAhead ? step + 1 : step;
       if (next < kSteps) fetch(next);
+      const auto& k = b[kAhead ? step % 2 : 0];
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m)
 #pragma unroll
         for (int n = 0; n < kColumnTiles; ++n) {
           const int x = m % 2 ? kColumnTiles - 1 - n : n;
-          const auto& q = kTiles.q_in_registers ? r_q[step % (kTiles.q_in_registers ? kSteps : 1)][m] : a[step % 2][m];
-          ptx::mma_16x8x16<T>(r_s[m][x], q, b[step % 2][x / 2][x % 2 * 2], b[step % 2][x / 2][x % 2 * 2 + 1]);
+          const auto& q = kTiles.q_in_registers ? r_q[step % (kTiles.q_in_registers ? kSteps : 1)][m] : a[m];
+          ptx::mma_16x8x16<T>(r_s[m][x], q, k[x / 2][x % 2 * 2], k[x / 2][x % 2 * 2 + 1]);
         }
     }
   }
 
-  /// O += P V for the V tile at s_tile.
-  __device__ __forceinline__ void values(std::uint32_t s_tile) {
+  /// O += P V for the V tile of a stage.
+  __device__ __forceinline__ void values(std::uint32_t stage) {
     constexpr int kPair = 2;                        // V fragments (16 columns) a group
     constexpr int kGroups = kOutTiles / 2 / kPair;  // groups a key step
     constexpr int kUnits = kBlockK / 16 * kGroups;
-    const std::uint32_t s_lane = s_tile + v_lane;
+    const std::uint32_t s_tile = s_v + stage;
     std::uint32_t b[2][kPair][4];
     const auto fetch = [&](int unit) {
 #pragma unroll
       for (int i = 0; i < kPair; ++i)
-        ptx::ldmatrix_x4_trans(b[unit % 2][i], at(s_lane, unit / kGroups * 16, unit % kGroups * 2 * kPair + 2 * i));
+        ptx::ldmatrix_x4_trans(b[unit % 2][i],
+                               s_tile + at(rows_lane, unit / kGroups * 16, unit % kGroups * 2 * kPair + 2 * i));
     };
     if (kUse.fragments_ahead) fetch(0);
 #pragma unroll
@@ -170,23 +179,29 @@ struct ForwardBlock {
       }
   }
 
-  /// New maxima, with the factors by which what is there must be scaled.
-  __device__ __forceinline__ void new_reference(float (&alpha)[kRows]) {
+  /// References from the maxima; what is there is scaled to them.
+  __device__ __forceinline__ void new_references(bool rescale) {
+    float alpha[kRows];
+    unsigned none = 0;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      float x = r_max[r];
+      float x = -kInfinity;
 #pragma unroll
       for (int n = 0; n < kColumnTiles; ++n)
         x = fmaxf(x, fmaxf(r_s[r / 2][n][r % 2 * 2], r_s[r / 2][n][r % 2 * 2 + 1]));
       x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
       x = fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-      const float shift = x == -kInfinity ? 0.f : x * c;
-      alpha[r] = r_max[r] == -kInfinity ? 0.f : ptx::exp2_approx(r_shift[r] - shift);
-      r_max[r] = x;
-      r_shift[r] = shift;
+      const bool had = (without >> r & 1) == 0;
+      const float shift = had ? fmaxf(r_shift[r], x * c) : x * c;
+      alpha[r] = had ? ptx::exp2_approx(r_shift[r] - shift) : 0;
+      none |= shift == -kInfinity ? 1u << r : 0;
+      r_shift[r] = shift == -kInfinity ? 0 : shift;
     }
-  }
-  __device__ __forceinline__ void rescale(const float (&alpha)[kRows]) {
+    without = none;
+    some_without = __any_sync(~0u, none != 0);
+    if (!rescale) return;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) r_sum[r] *= alpha[r];
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m)
 #pragma unroll
@@ -194,93 +209,106 @@ struct ForwardBlock {
 #pragma unroll
         for (int i = 0; i < 4; ++i) r_o[m][n][i] *= alpha[2 * m + i / 2];
   }
-  /// Softmax of the whole tile against its own maxima: P, sums and O follow.
-  __device__ __forceinline__ void exact_softmax() {
-    float alpha[kRows];
-    new_reference(alpha);
-    rescale(alpha);
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) r_sum[r] *= alpha[r];
+  /// P against the references; adds to sums.
+  __device__ __forceinline__ void weights(float (&sums)[kRows]) {
 #pragma unroll
     for (int step = 0; step < kBlockK / 16; ++step) {
-      exponentials(step, r_sum);
+      exponentials(step, sums);
       convert(step);
     }
-    set_limits();
   }
-
-  /// O / l and the log-sum-exp of the warp's rows, of which `rows` exist, from query row `q_row` of the operand on.
-  /// Rows of 16 bits pass through the warp's part of Q at s_rows, so that global memory gets 16 bytes a thread.
-  __device__ __forceinline__ void finish(char* s_rows, int rows, std::int64_t item, std::int64_t head,
-                                         std::int64_t q_row) {
-    const bool wide = args.x.out.dtype == DType::f32;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const int m = r / 2, row = m * 16 + r % 2 * 8 + lane / 4;
-      float sum = r_sum[r];
-      sum += __shfl_xor_sync(~0u, sum, 1);
-      sum += __shfl_xor_sync(~0u, sum, 2);
-      const float inverse = sum == 0 ? 0 : 1 / sum;
-      if (args.x.lse && lane % 4 == 0 && row < rows)
-        *args.x.lse.row(item, head, q_row + row) = sum == 0 ? -kInfinity : fmaf(r_shift[r], kLn2, logf(sum));
-      float* g_row = row < rows ? reinterpret_cast<float*>(args.x.out.row(item, q_row + row, head)) : nullptr;
-#pragma unroll
-      for (int n = 0; n < kOutTiles; ++n) {
-        const float low = r_o[m][n][r % 2 * 2] * inverse, high = r_o[m][n][r % 2 * 2 + 1] * inverse;
-        if (!wide) {
-          *reinterpret_cast<std::uint32_t*>(s_rows + Layout::offset(row, n) + lane % 4 * 4) = ptx::pack<T>(low, high);
-        } else if (g_row != nullptr) {
-          const int column = n * 8 + lane % 4 * 2;
-          if (column < args.problem.head_dim_v) g_row[column] = low;
-          if (column + 1 < args.problem.head_dim_v) g_row[column + 1] = high;
-        }
-      }
-    }
-    if (wide) return;
-    __syncwarp();
-#pragma unroll 1
-    for (int i = lane; i < rows * Layout::kChunks; i += 32) {
-      const int row = i / Layout::kChunks, chunk = i % Layout::kChunks;
-      const int columns = static_cast<int>(args.problem.head_dim_v) - chunk * 8;
-      const T* s_chunk = reinterpret_cast<const T*>(s_rows + Layout::offset(row, chunk));
-      T* g_chunk = reinterpret_cast<T*>(args.x.out.row(item, q_row + row, head)) + chunk * 8;
-      if (columns >= 8 && args.out_alignment == 16) {
-        *reinterpret_cast<uint4*>(g_chunk) = *reinterpret_cast<const uint4*>(s_chunk);
-      } else {
-        for (int c = 0; c < min(columns, 8); ++c) g_chunk[c] = s_chunk[c];
-      }
-    }
-  }
-  /// What a row's scores may reach before its reference must follow.
-  __device__ __forceinline__ void set_limits() {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if constexpr (kUse.maximum == Maximum::lazy) r_limit[r] = r_max[r] == -kInfinity ? -kInfinity : r_max[r] + 8 / c;
-      // A row without a key so far has no reference: an infinite shift makes the next block find one.
-      if constexpr (kUse.maximum == Maximum::checked) r_shift[r] = r_max[r] == -kInfinity ? -kInfinity : r_shift[r];
-    }
-  }
-  /// Adds a block's sums; true if some row's weights were too large, or not numbers, for its reference.
-  __device__ __forceinline__ bool add_sums(const float (&sums)[kRows]) {
+  /// Whether some row's weights were too large for its reference, or not numbers.
+  __device__ __forceinline__ static bool beyond_limit(const float (&sums)[kRows]) {
     bool beyond = false;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) beyond |= !(sums[r] <= kSumLimit);
-    if (__any_sync(~0u, beyond)) return true;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) r_sum[r] += sums[r];
-    return false;
+    return __any_sync(~0u, beyond);
   }
-  __device__ __forceinline__ bool beyond_limit() const {
-    bool beyond = false;
+  /// Whether some maximum exceeds its reference by more than 8 in base 2.
+  __device__ __forceinline__ bool references_too_low() const {
+    bool low = false;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       float x = -kInfinity;
 #pragma unroll
       for (int n = 0; n < kColumnTiles; ++n)
         x = fmaxf(x, fmaxf(r_s[r / 2][n][r % 2 * 2], r_s[r / 2][n][r % 2 * 2 + 1]));
-      beyond |= x > r_limit[r];
+      low |= x * c > r_shift[r] + 8;
     }
-    return __any_sync(~0u, beyond);
+    return __any_sync(~0u, low);
+  }
+
+  /// O / l and the log-sum-exp of the warp's rows, of which `rows` exist, from query row `q_row` of the operand on.
+  /// Whether those are all is the caller's to say: ptxas 13.0 for 9.0 takes a comparison of the clamped number with its
+  /// bound for always true (VIMNMX.RELU with two predicates).
+  __device__ __forceinline__ void finish(int rows, bool all_rows, std::int64_t item, std::int64_t head,
+                                         std::int64_t q_row) {
+    float* const g_lse = args.x.lse ? args.x.lse.row(item, head, q_row) : nullptr;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int row = r / 2 * 16 + r % 2 * 8 + lane / 4;
+      float sum = r_sum[r];
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      r_sum[r] = sum == 0 ? 0 : 1 / sum;
+      if (g_lse != nullptr && lane % 4 == 0 && row < rows)
+        g_lse[row] = sum == 0 ? -kInfinity : fmaf(r_shift[r], kLn2, logf(sum));
+    }
+    char* const g_rows = args.x.out.row(item, q_row, head);
+    if (args.x.out.dtype == DType::f32) {
+      write_wide(reinterpret_cast<float*>(g_rows), rows);
+    } else {
+      write(g_rows, rows, all_rows);
+    }
+  }
+  __device__ __forceinline__ void write_wide(float* g_rows, int rows) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int row = r / 2 * 16 + r % 2 * 8 + lane / 4;
+      float* const g_row = g_rows + row * args.x.out.stride_seq;
+      const int columns = row < rows ? static_cast<int>(args.problem.head_dim_v) - lane % 4 * 2 : 0;
+#pragma unroll
+      for (int n = 0; n < kOutTiles; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          if (n * 8 + i < columns) g_row[n * 8 + lane % 4 * 2 + i] = r_o[r / 2][n][r % 2 * 2 + i] * r_sum[r];
+    }
+  }
+  /// Rows of 16 bits pass through the warp's part of Q, so that global memory gets 16 bytes a thread.
+  __device__ __forceinline__ void write(char* g_rows, int rows, bool all_rows) {
+    const std::uint32_t s_lane = s_q + Layout::offset(lane / 4, 0) + lane % 4 * 4;
+    __syncwarp();  // the warp's lanes have read Q
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+#pragma unroll
+      for (int n = 0; n < kOutTiles; ++n)
+        ptx::store_shared(at(s_lane, r / 2 * 16 + r % 2 * 8, n),
+                          ptx::pack<T>(r_o[r / 2][n][r % 2 * 2] * r_sum[r], r_o[r / 2][n][r % 2 * 2 + 1] * r_sum[r]));
+    __syncwarp();
+    constexpr int kAcross = Layout::kGroup, kDown = 32 / kAcross, kTimes = Layout::kChunks / kAcross;
+    const int first = lane / kAcross, chunk = lane % kAcross;
+    const std::int64_t row_bytes = args.x.out.stride_seq * 2;
+    const bool fast = all_rows && args.problem.head_dim_v == kHeadDim && args.out_alignment == 16;
+    if (fast) {
+      char* g_lane = g_rows + first * row_bytes + chunk * 16;
+#pragma unroll
+      for (int pass = 0; pass < kWarpRows / kDown; ++pass, g_lane += kDown * row_bytes)
+#pragma unroll
+        for (int time = 0; time < kTimes; ++time) {
+          uint4 x;
+          ptx::load_shared(s_q + Layout::offset(first + pass * kDown, chunk + time * kAcross), x.x, x.y, x.z, x.w);
+          *reinterpret_cast<uint4*>(g_lane + time * kAcross * 16) = x;
+        }
+      return;
+    }
+#pragma unroll 1
+    for (int i = lane; i < rows * Layout::kChunks; i += 32) {
+      const int row = i / Layout::kChunks, column = i % Layout::kChunks * 8;
+      uint4 x;
+      ptx::load_shared(s_q + Layout::offset(row, column / 8), x.x, x.y, x.z, x.w);
+      store_eight(reinterpret_cast<std::uint16_t*>(g_rows + row * row_bytes), column,
+                  static_cast<int>(args.problem.head_dim_v), args.out_alignment == 16, x);
+    }
   }
 };
 

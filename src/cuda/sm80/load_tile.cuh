@@ -57,17 +57,28 @@ struct TileLoader {
       ptx::store_shared(s_chunk, x.x, x.y, x.z, x.w);
     }
   }
-  /// A tile of aligned rows, wanted from row `first` on, given this thread's first chunk.
-  __device__ __forceinline__ void load_full(std::uint32_t s_thread, const char* g_thread, int first) const {
+  /// Bit `time`: has_columns(time).
+  __device__ std::uint32_t wanted_columns() const {
+    std::uint32_t bits = 0;
+    for (int time = 0; time < kTimes; ++time) bits |= has_columns(time) ? 1u << time : 0;
+    return bits;
+  }
+  /// A tile of aligned rows, given this thread's first chunk and wanted_columns().
+  __device__ __forceinline__ void load_full(std::uint32_t s_thread, const char* g_thread, std::uint32_t wanted) const {
 #pragma unroll
     for (int pass = 0; pass < kRows / kDown; ++pass) {
 #pragma unroll
-      for (int time = 0; time < kTimes; ++time) {
+      for (int time = 0; time < kTimes; ++time)
         copy(s_thread + pass * kDown * Layout::kRowBytes + time * kAcross * 16, g_thread + time * kAcross * 16,
-             has_columns(time) && row() + pass * kDown >= first);
-      }
+             (wanted >> time & 1) != 0);
       g_thread += kDown * row_bytes;
     }
+  }
+  /// Zeros into the rows before `first`.
+  __device__ __forceinline__ static void clear_rows(std::uint32_t s_tile, int first) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < first * Layout::kChunks; i += kThreads)
+      ptx::store_shared(s_tile + Layout::offset(i / Layout::kChunks, i % Layout::kChunks), 0u, 0u, 0u, 0u);
   }
   /// A whole tile of aligned rows of which [first, end) are wanted: zeros elsewhere.
   __device__ __forceinline__ void load(std::uint32_t s_tile, int first, int end) const {
