@@ -84,6 +84,11 @@ ONEPASS_PLAN(BehindScores, 2, 64, false, true, kPredicated, true, true, kChecked
 ONEPASS_PLAN(SmallerBlocks, 2, 48, false, true, kPredicated, true, true, kChecked, true, false)
 ONEPASS_PLAN(LastFirst, 2, 48, false, true, kPredicated, true, true, kChecked, true, true)
 ONEPASS_PLAN(Sections, 2, 48, true, true, kPredicated, true, true, kChecked, true, true)
+struct Library {
+  static constexpr ForwardTiles kTiles = roomy_forward_tiles<kHeadDim>();
+  static constexpr ForwardSteps kUse = {};
+  static constexpr bool kSections = true;
+};
 
 const Step kStepList[] = {
     {"tensor cores, 16 rows a warp", &run<Plain>},      {"swizzled tiles", &run<Swizzled>},
@@ -92,7 +97,7 @@ const Step kStepList[] = {
     {"O rescaled only when needed", &run<LazyRescale>}, {"sums checked, no maximum taken", &run<CheckedSums>},
     {"copies of one instruction", &run<Predicated>},    {"copies behind Q K^T", &run<BehindScores>},
     {"48 keys a block", &run<SmallerBlocks>},           {"the last tiles first", &run<LastFirst>},
-    {"heads in sections of the L2", &run<Sections>},
+    {"heads in sections of the L2", &run<Sections>},    {"64 keys a block, unspilled", &run<Library>},
 };
 constexpr int kStepCount = sizeof(kStepList) / sizeof(kStepList[0]);
 
