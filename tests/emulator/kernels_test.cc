@@ -138,9 +138,10 @@ TEST(EmulatedScores, NearMinusTenThousandInFloat16) {
   EXPECT_TRUE(kit::passes(own));
 }
 
-/// dS of a row that sees one key: dP and D are summed alike, however sums are cut off.
+/// dS of a row that sees one key: dP and D are summed alike, however sums are cut off. Not in float32, where D is a
+/// plain sum, and dP as near to it as that.
 TEST_P(EmulatedKernel, OneKeyHasNoGradientOfScores) {
-  if (GetParam()->pass == Pass::forward) return;
+  if (GetParam()->pass == Pass::forward || GetParam()->dtypes == kF32) return;
   emulator::adding = emulator::Adding::cut_off;
   CaseSpec spec = sized(40, 1);
   Case c(spec);
