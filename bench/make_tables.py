@@ -193,7 +193,8 @@ def main():
     gpu = [report for report in gpu if "geometric_means" in report]
     gpu.sort(key=lambda report: (report["rows"][0]["dtype"], report["rows"][0]["pass"] == "bwd"))
     contents = {"gpu-shapes": "\n\n".join(map(gpu_shapes, shapes)),
-                "gpu-summary": "\n\n".join(gpu_summary(report, forced=False) for report in gpu),
+                "gpu-summary": "\n\n".join(gpu_summary(report, forced=False) for report in gpu
+                                           if report["rows"][0]["dtype"] != "f16"),
                 "gpu-means": "\n\n".join(gpu_summary(report, forced=True) for report in gpu),
                 "gpu-details": "\n\n".join(map(gpu_details, gpu)),
                 "cpu-summary": "\n\n".join([standing(reports), *map(summary, reports)]),

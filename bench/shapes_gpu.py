@@ -182,13 +182,14 @@ def main():
             continue
         shape = make()
         kernel, ms = how(lib, a, shape)
-        best = min((x for name, x in ms.items() if name != "onepass"), default=math.nan)
+        best = min((x for name, x in ms.items() if name != "onepass"), default=None)
+        ratio = best / ms["onepass"] if best else None
         rows.append({"section": section, "what": what, "kernel": kernel, "dtype": a.dtype, "causal": shape.causal,
-                     "shape_q": list(shape.q.shape), "ms": ms, "ratio": best / ms["onepass"],
+                     "shape_q": list(shape.q.shape), "ms": ms, "ratio": ratio,
                      "tflops": {name: shape.flops() / x / 1e9 for name, x in ms.items()}})
         rates = " ".join(f"{name} {x:.0f}" for name, x in rows[-1]["tflops"].items())
         print(f"{section:8s}{what} {'causal' if shape.causal else 'full  '} {tuple(shape.q.shape)} {kernel}: {rates}   "
-              f"{ms['onepass'] * 1e3:.1f} us, {rows[-1]['ratio']:.3f}", flush=True)
+              f"{ms['onepass'] * 1e3:.1f} us, {ratio or math.nan:.3f}", flush=True)
         del shape
         torch.cuda.empty_cache()
     if a.out:

@@ -211,7 +211,9 @@ TEST(CudaCases, C14OneKeyGivesExactZeros) {
       for (std::int64_t d = 0; d < 16; ++d) {
         EXPECT_NEAR(at(c.grad_q, 0, 0, 0, d), 0, 1e-5) << kernel.name;
         EXPECT_NEAR(at(c.grad_k, 0, 0, 0, d), 0, 1e-5) << kernel.name;
-        EXPECT_EQ(at(c.grad_v, 0, 0, 0, d), at(c.grad_out, 0, 0, 0, d)) << kernel.name;
+        // Rounded to 16 bits P is 1; in float32 it is exp(0), from a score and an LSE that were rounded apart.
+        const double grad = at(c.grad_out, 0, 0, 0, d), off = dtype == DType::f32 ? 2 * check::ulp(dtype, grad) : 0;
+        EXPECT_NEAR(at(c.grad_v, 0, 0, 0, d), grad, off) << kernel.name;
       }
     });
   }
