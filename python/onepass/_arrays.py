@@ -24,9 +24,7 @@ def check_operands(names: str, *arrays: Any) -> None:
             continue
         if is_torch(array):
             raise TypeError(f"{name} is a torch tensor, but q is {type_name(arrays[0])}: pass all of one framework")
-        if isinstance(array, np.ma.MaskedArray):
-            raise TypeError(f"{name} is a masked array, whose mask would be ignored: pass its data, and hide keys by "
-                            "k_length, a window, or a bias of -inf")
+        check_unmasked(name, array)
         jax = sys.modules.get("jax")
         if jax is not None and isinstance(array, jax.core.Tracer):
             raise NotImplementedError(
@@ -35,6 +33,12 @@ def check_operands(names: str, *arrays: Any) -> None:
         if isinstance(array, tuple) or not hasattr(array, "shape"):
             raise TypeError(f"{name} must be an array with DLPack or the buffer protocol (NumPy, torch, JAX): got "
                             f"{type_name(array)}")
+
+
+def check_unmasked(name: str, array: Any) -> None:
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array, whose mask would be ignored: pass its data, and hide keys by "
+                        "k_length, a window, or a bias of -inf")
 
 
 def check_options(q: Any, options: tuple[Any, ...]) -> None:
@@ -132,6 +136,8 @@ def attention(q: Any, k: Any, v: Any, options: tuple[Any, ...], return_lse: bool
 def attention_backward(grad_out: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, grad_lse: Any,
                        options: tuple[Any, ...]) -> Gradients:
     check_operands("q k v out lse grad_out", q, k, v, out, lse, grad_out)
+    if grad_lse is not None:
+        check_operands("q grad_lse", q, grad_lse)
     check_options(q, options)
     if options[DROPOUT_P] and options[SEED] is None and options[DROPOUT_STATE] is None:
         raise ValueError("dropout_seed: the backward needs the seed that the forward had; pass it to both")
@@ -152,6 +158,7 @@ def decode(q: Any, k_cache: Any, v_cache: Any, cache_seqlens: Any, k: Any, v: An
         for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
             if type_name(cache).startswith("jax"):  # immutable, but not every version exports it as that
                 raise ValueError(f"{name} is written in place and this array is read-only; pass a writable copy")
+    check_unmasked("cache_seqlens", cache_seqlens)
     if isinstance(cache_seqlens, int):
         cache_seqlens = memory(q).full(q.shape[:1], one_length(cache_seqlens), np.int32)
     xp = memory(q)

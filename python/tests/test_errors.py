@@ -136,3 +136,11 @@ def test_broken_exporters():
         onepass.attention(Broken(BufferError("busy")), Q, Q)
     with pytest.raises(TypeError, match="q: __dlpack__ returned no DLPack 1.x tensor"):
         onepass.attention(Broken("capsule"), Q, Q)
+
+
+def test_masked_arrays_beside_the_operands():
+    hidden = np.ma.masked_array(zeros(1, 2, 4), mask=True)
+    with pytest.raises(TypeError, match="grad_lse is a masked array"):
+        onepass.attention_backward(Q, Q, Q, Q, Q, zeros(1, 2, 4), grad_lse=hidden)
+    with pytest.raises(TypeError, match="cache_seqlens is a masked array"):
+        onepass.decode(zeros(1, 1, 2, 8), Q, Q, cache_seqlens=np.ma.masked_array(np.array([4], np.int32), mask=[1]))
