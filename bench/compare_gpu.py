@@ -106,6 +106,21 @@ def timed(replay, calls):
     return first.elapsed_time(last) / calls
 
 
+def interleaved(parties, milliseconds, rounds):
+    """{party: ms a call, one a round} of {party: call}."""
+    replays = {}
+    for name, call in parties.items():
+        try:
+            replays[name] = graphed(call, milliseconds)
+        except RuntimeError:
+            replays[name] = plain(call, milliseconds)
+    times = {name: [] for name in replays}
+    for _ in range(rounds):
+        for name, replay in replays.items():
+            times[name].append(timed(*replay))
+    return times
+
+
 def agree(name, ours, theirs):
     error = (ours.double() - theirs.double()).abs().max().item()
     scale = max(theirs.double().abs().max().item(), 1e-30)
@@ -148,16 +163,7 @@ def cell(lib, a, which, dtype, d, seq, causal, kernels):
             for mine, theirs in zip(written, [result] if which == "fwd" else result):
                 agree(name, mine, theirs)
         parties[backend] = call
-    replays = {}
-    for name, call in parties.items():
-        try:
-            replays[name] = graphed(call, a.ms)
-        except RuntimeError:
-            replays[name] = plain(call, a.ms)
-    times = {name: [] for name in replays}
-    for _ in range(a.rounds):
-        for name, replay in replays.items():
-            times[name].append(timed(*replay))
+    times = interleaved(parties, a.ms, a.rounds)
     flops = 4 * batch * heads * seq * seq * d * (0.5 if causal else 1) * (2.5 if which == "bwd" else 1)
     rows = []
     for name, ms in times.items():

@@ -18,7 +18,7 @@ import time
 
 import torch
 
-from compare_gpu import DTYPES, agree, graphed, heads_first, plain, sdpa_kernel, timed, BACKENDS
+from compare_gpu import BACKENDS, DTYPES, agree, graphed, heads_first, interleaved, sdpa_kernel, timed
 from onepass_c import FORWARD, Library
 
 
@@ -93,16 +93,7 @@ def measure(lib, a, shape):
             parties[peer] = call
         except (RuntimeError, ImportError, NotImplementedError) as error:
             print(f"  {peer}: {str(error).splitlines()[0]}", file=sys.stderr)
-    replays = {}
-    for name, call in parties.items():
-        try:
-            replays[name] = graphed(call, a.ms)
-        except RuntimeError:
-            replays[name] = plain(call, a.ms)
-    times = {name: [] for name in replays}
-    for _ in range(a.rounds):
-        for name, replay in replays.items():
-            times[name].append(timed(*replay))
+    times = interleaved(parties, a.ms, a.rounds)
     return kernel, {name: statistics.median(ms) for name, ms in times.items()}
 
 
