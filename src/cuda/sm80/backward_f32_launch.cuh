@@ -25,8 +25,6 @@ struct BackwardF32Of {
 
   static Status run(const Problem& problem, const BackwardOperands& operands, const Launch& where) {
     const BackwardParams p = params(problem, operands, where);
-    const DeviceScope scope(where.device);
-    ONEPASS_RETURN_IF_ERROR(scope.status());
     const std::int64_t query_blocks = p.batch * p.heads_q * p.query_tiles;
     const std::int64_t key_blocks = p.batch * p.heads_kv * p.key_blocks;
     ONEPASS_RETURN_IF_ERROR(launch(&backward_f32_prepare<Shape>, query_blocks, kF32PassThreads, 0, where, p));

@@ -32,8 +32,6 @@ struct ForwardF32Of {
     if (args.scale_log2 == 0) args.scale = 1, args.scale_log2 = static_cast<float>(kLog2e);
     args.lines = static_cast<int>(ceil_div(p.head_dim, 32));
     args.q_tiles = max_of<std::int64_t>(ceil_div(p.seq_q, kTiles.block_q()), 1);
-    const DeviceScope scope(where.device);
-    ONEPASS_RETURN_IF_ERROR(scope.status());
     return launch(&forward_f32_kernel<Shape>, args.q_tiles * p.batch * p.heads_q, kTiles.threads(),
                   kTiles.shared_bytes(Shape::kHeadDim), where, args);
   }

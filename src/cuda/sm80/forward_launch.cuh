@@ -67,8 +67,6 @@ struct Forward {
     args.group = static_cast<unsigned>(max_of<std::int64_t>(p.group(), 1));
     args.heads_together = static_cast<unsigned>(
         even ? 1 : clamp_to<std::int64_t>(kBytesTogether / max_of<std::int64_t>(head_bytes, 1), 1, heads));
-    const DeviceScope scope(where.device);
-    ONEPASS_RETURN_IF_ERROR(scope.status());
     return launch(&forward_kernel<T, kHeadDim, Plan>, q_tiles * heads, Plan::kTiles.threads(),
                   Plan::kTiles.shared_bytes(kHeadDim), where, args);
   }

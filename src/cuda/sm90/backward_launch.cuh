@@ -23,8 +23,6 @@ struct Backward {
   static std::size_t workspace(const Problem& problem) { return static_cast<std::size_t>(layout(problem).bytes); }
 
   static Status run(const Problem& problem, const BackwardOperands& x, const Launch& launch) {
-    const DeviceScope scope(launch.device);
-    ONEPASS_RETURN_IF_ERROR(scope.status());
     const BackwardParams p = params(problem, x, launch);
     const std::int64_t key_tiles = p.key_tiles * p.heads_kv;
     if (key_tiles > kMostTiles || p.tiles > kMostTiles) {

@@ -58,8 +58,6 @@ struct Forward {
     if (problem.total_q == 0 || problem.heads_q == 0 || (!problem.mask.varlen && problem.batch == 0)) return {};
     if (tiles > 0x3fffffff)
       return unsupported("%lld tiles of queries are more than 2^30: split the batch", static_cast<long long>(tiles));
-    const DeviceScope scope(launch.device);
-    ONEPASS_RETURN_IF_ERROR(scope.status());
 
     ForwardParams p;
     p.mask = problem.mask;
