@@ -1,13 +1,10 @@
-// Before and after the main float32 backward kernel: D, LSE and a zero dQ; dQ in its place; zeros for packed rows
-// outside every sequence.
+// Before and after the main float32 backward kernel: D, LSE and a zero dQ; dQ in its place.
 #pragma once
 
-#include "cuda/sm80/backward_params.h"
+#include "cuda/sm80/backward_clear.cuh"
 #include "cuda/sm80/f32_rows.cuh"
 
 namespace onepass::cuda::sm80 {
-
-inline constexpr int kF32PassThreads = 256;
 
 /// The query tile of a block of the passes. Grid: batch x heads_q x query_tiles.
 struct F32QueryTile {
@@ -34,9 +31,9 @@ __device__ __forceinline__ float4 load_four(const float* g_row, int column, int 
 
 /// Fills the tile's statistics, LSE and D, and clears its dQ and turns. Sixteen threads a row.
 template <class Shape>
-__global__ void __launch_bounds__(kF32PassThreads) backward_f32_prepare(const __grid_constant__ BackwardParams p) {
+__global__ void __launch_bounds__(kPassThreads) backward_f32_prepare(const __grid_constant__ BackwardParams p) {
   constexpr int kD = Shape::kHeadDim, kQ = Shape::kTile.block_q, kWarps = Shape::kTile.warps();
-  constexpr int kRowThreads = 16, kRows = kF32PassThreads / kRowThreads;
+  constexpr int kRowThreads = 16, kRows = kPassThreads / kRowThreads;
   static_assert(kQ % kRows == 0);
   if (p.deterministic && blockIdx.x == 0 && threadIdx.x == 0) p.turns[p.heads_q * p.tiles * kWarps] = 0;
   const F32QueryTile at(p);
@@ -45,7 +42,7 @@ __global__ void __launch_bounds__(kF32PassThreads) backward_f32_prepare(const __
   const std::int64_t index = at.index(p, s, kQ);
   auto* g_dq = reinterpret_cast<float4*>(p.dq_sum + index * (kQ * kD));
 #pragma unroll 4
-  for (int i = threadIdx.x; i < kQ * kD / 4; i += kF32PassThreads) g_dq[i] = {0, 0, 0, 0};
+  for (int i = threadIdx.x; i < kQ * kD / 4; i += kPassThreads) g_dq[i] = {0, 0, 0, 0};
   if (p.deterministic && threadIdx.x < kWarps) p.turns[index * kWarps + threadIdx.x] = 0;
 
   const auto& o = p.operands;
@@ -79,7 +76,7 @@ __global__ void __launch_bounds__(kF32PassThreads) backward_f32_prepare(const __
 /// Scales and writes the dQ of a tile, 0 for rows that the sequence does not use. A thread takes four elements of a
 /// row; a warp reads the lanes of a fragment (multiply_across) in a row.
 template <class Shape>
-__global__ void __launch_bounds__(kF32PassThreads) backward_f32_finish(const __grid_constant__ BackwardParams p) {
+__global__ void __launch_bounds__(kPassThreads) backward_f32_finish(const __grid_constant__ BackwardParams p) {
   constexpr int kD = Shape::kHeadDim, kQ = Shape::kTile.block_q;
   const F32QueryTile at(p);
   const Sequence s = p.sequence(at.b);
@@ -87,7 +84,7 @@ __global__ void __launch_bounds__(kF32PassThreads) backward_f32_finish(const __g
   if (at.tile * kQ >= item_rows) return;
   const float* g_dq = p.dq_sum + at.index(p, s, kQ) * (kQ * kD);
 #pragma unroll 2
-  for (int i = threadIdx.x; i < kQ * kD / 4; i += kF32PassThreads) {
+  for (int i = threadIdx.x; i < kQ * kD / 4; i += kPassThreads) {
     const int lane = i % 32, group = i / 32 % (kD / 16), block = i / (2 * kD);  // block: of 8 rows
     const std::int64_t row = at.tile * kQ + 8 * block + lane / 4;
     if (row >= item_rows) continue;
@@ -99,37 +96,6 @@ __global__ void __launch_bounds__(kF32PassThreads) backward_f32_finish(const __g
     store_four(reinterpret_cast<float*>(p.operands.grad_q.row(at.b, s.q_row + row, at.head)), 16 * group + lane % 4 * 4,
                p.head_dim, p.grad_q_aligned, x);
   }
-}
-
-/// Zeros for the packed rows from `begin` to `end` of all heads.
-__device__ __forceinline__ void clear_f32_rows(const Tensor& x, std::int64_t begin, std::int64_t end, int heads,
-                                               int dim) {
-  const std::int64_t count = max_of<std::int64_t>(end - begin, 0) * heads * dim;
-  for (std::int64_t i = threadIdx.x; i < count; i += kF32PassThreads) {
-    const std::int64_t row = i / dim;
-    reinterpret_cast<float*>(x.row(0, begin + row / heads, row % heads))[i % dim] = 0;
-  }
-}
-
-/// Zeros for packed rows outside every sequence: block b clears those before sequence b, the last those behind all.
-/// Grid: batch + 1.
-template <class Shape>
-__global__ void __launch_bounds__(kF32PassThreads) backward_f32_clear_gaps(const __grid_constant__ BackwardParams p) {
-  const std::int64_t b = blockIdx.x;
-  std::int64_t q_begin = 0, k_begin = 0, q_end = p.total_q, k_end = p.total_k;
-  if (b > 0) {
-    const Sequence before = p.sequence(b - 1);
-    q_begin = before.q_row + p.item_queries(b - 1, before);
-    k_begin = before.k_row - before.k_start + p.item_keys(b - 1, before);
-  }
-  if (b < p.batch) {
-    const Sequence next = p.sequence(b);
-    q_end = next.q_row;
-    k_end = next.k_row - next.k_start;
-  }
-  clear_f32_rows(p.operands.grad_q, q_begin, q_end, p.heads_q, p.head_dim);
-  clear_f32_rows(p.operands.grad_k, k_begin, k_end, p.heads_kv, p.head_dim);
-  clear_f32_rows(p.operands.grad_v, k_begin, k_end, p.heads_kv, p.head_dim_v);
 }
 
 }  // namespace onepass::cuda::sm80

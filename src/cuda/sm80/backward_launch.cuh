@@ -4,16 +4,10 @@
 #include "core/tiles.h"
 #include "cuda/host/launch.h"
 #include "cuda/sm80/backward.cuh"
+#include "cuda/sm80/backward_host.h"
 #include "cuda/sm80/backward_passes.cuh"
 
 namespace onepass::cuda::sm80 {
-
-/// True if every row of a tensor of 16-bit elements begins at a multiple of 16 bytes.
-inline bool rows_aligned(const Tensor& x) {
-  const std::int64_t unit = 16 / dtype_size(x.dtype);
-  return reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && x.stride_batch % unit == 0 && x.stride_seq % unit == 0 &&
-         x.stride_head % unit == 0;
-}
 
 template <class Shape>
 struct BackwardOf {
@@ -24,10 +18,8 @@ struct BackwardOf {
 
   static Tiles tiles() { return {kQ, kTile.block_k, 2, kTile.threads(), kSharedBytes}; }
 
-  /// Bytes: 4 heads_q (block_q (bucket + 2) + warps) tiles + 4, see BackwardParams.
   static std::size_t workspace(const Problem& problem) {
-    const std::int64_t each = 4 * (kQ * (Shape::kD + 2) + kTile.warps);
-    return static_cast<std::size_t>(problem.heads_q * tile_count(problem) * each + 4);
+    return backward_workspace(problem, kQ, Shape::kD, kTile.warps);
   }
 
   static Status run(const Problem& problem, const BackwardOperands& operands, const Launch& launch) {
@@ -42,26 +34,8 @@ struct BackwardOf {
   }
 
  private:
-  static std::int64_t tile_count(const Problem& problem) {
-    return problem.mask.varlen ? problem.total_q / kQ + problem.batch : problem.batch * ceil_div(problem.seq_q, kQ);
-  }
-
   static BackwardParams params(const Problem& problem, const BackwardOperands& operands, const Launch& launch) {
-    BackwardParams p = {};
-    p.mask = problem.mask;
-    p.batch = problem.batch, p.seq_q = problem.seq_q, p.seq_k = problem.seq_k;
-    p.total_q = problem.total_q, p.total_k = problem.total_k;
-    p.tiles = tile_count(problem);
-    p.heads_q = static_cast<int>(problem.heads_q), p.heads_kv = static_cast<int>(problem.heads_kv);
-    p.group = static_cast<int>(problem.group());
-    p.head_dim = static_cast<int>(problem.head_dim), p.head_dim_v = static_cast<int>(problem.head_dim_v);
-    p.scale = static_cast<float>(problem.score.scale);
-    p.scale_log2 = static_cast<float>(problem.score.scale * 1.4426950408889634);
-    p.deterministic = problem.deterministic == 1;
-    p.q_aligned = rows_aligned(operands.q), p.k_aligned = rows_aligned(operands.k);
-    p.v_aligned = rows_aligned(operands.v), p.out_aligned = rows_aligned(operands.out);
-    p.grad_out_aligned = rows_aligned(operands.grad_out), p.grad_q_aligned = rows_aligned(operands.grad_q);
-    p.grad_k_aligned = rows_aligned(operands.grad_k), p.grad_v_aligned = rows_aligned(operands.grad_v);
+    BackwardParams p = backward_params(problem, operands, launch, kQ, kTile.block_k, Shape::kD);
     const auto whole = [](const Tensor& x, bool aligned, std::int64_t dim, std::int64_t bucket) {
       return aligned && dim == bucket && 2 * kQ * x.stride_seq <= INT32_MAX && 2 * x.stride_head <= INT32_MAX;
     };
@@ -72,11 +46,6 @@ struct BackwardOf {
     p.q_head_bytes = static_cast<std::uint32_t>(2 * q.stride_head);
     p.grad_out_row_bytes = static_cast<std::uint32_t>(2 * grad_out.stride_seq);
     p.grad_out_head_bytes = static_cast<std::uint32_t>(2 * grad_out.stride_head);
-    p.key_blocks = ceil_div(problem.seq_k, kTile.block_k), p.query_tiles = ceil_div(problem.seq_q, kQ);
-    p.operands = operands;
-    p.dq_sum = static_cast<float*>(launch.workspace);
-    p.stats = p.dq_sum + p.heads_q * p.tiles * kQ * Shape::kD;
-    p.turns = reinterpret_cast<unsigned*>(p.stats + p.heads_q * p.tiles * 2 * kQ);
     return p;
   }
 };

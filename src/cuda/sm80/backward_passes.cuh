@@ -1,16 +1,13 @@
-// Before and after the main backward kernel: D, LSE and a zero dQ; dQ in its type; zeros for packed rows outside every
-// sequence.
+// Before and after the main backward kernel: D, LSE and a zero dQ; dQ in its type.
 #pragma once
 
 #include "cuda/device/row_dots.cuh"
 #include "cuda/ptx/math.cuh"
-#include "cuda/sm80/backward_params.h"
+#include "cuda/sm80/backward_clear.cuh"
 #include "cuda/sm80/backward_scores.cuh"
 #include "cuda/sm80/rows.cuh"
 
 namespace onepass::cuda::sm80 {
-
-inline constexpr int kPassThreads = 256;
 
 /// Fills the tile's statistics and clears its dQ and turns. Grid: batch x heads_q x query_tiles.
 template <class Shape>
@@ -94,36 +91,6 @@ __global__ void __launch_bounds__(kPassThreads) backward_finish(const __grid_con
     store_eight(reinterpret_cast<std::uint16_t*>(grad.row(b, s.q_row + row, head)), 8 * chunk, p.head_dim,
                 p.grad_q_aligned, x);
   }
-}
-
-/// Zeros for the rows of one head of a packed tensor from `begin` to `end`.
-__device__ __forceinline__ void clear_rows(const Tensor& x, std::int64_t begin, std::int64_t end, int heads, int dim) {
-  const std::int64_t count = max_of<std::int64_t>(end - begin, 0) * heads * dim;
-  for (std::int64_t i = threadIdx.x; i < count; i += kPassThreads) {
-    const std::int64_t row = i / dim;
-    reinterpret_cast<std::uint16_t*>(x.row(0, begin + row / heads, row % heads))[i % dim] = 0;
-  }
-}
-
-/// Zeros for packed rows outside every sequence: block b clears those before sequence b, the last those behind all.
-/// Grid: batch + 1.
-template <class T>
-__global__ void __launch_bounds__(kPassThreads) backward_clear_gaps(const __grid_constant__ BackwardParams p) {
-  const std::int64_t b = blockIdx.x;
-  std::int64_t q_begin = 0, k_begin = 0, q_end = p.total_q, k_end = p.total_k;
-  if (b > 0) {
-    const Sequence before = p.sequence(b - 1);
-    q_begin = before.q_row + p.item_queries(b - 1, before);
-    k_begin = before.k_row - before.k_start + p.item_keys(b - 1, before);
-  }
-  if (b < p.batch) {
-    const Sequence next = p.sequence(b);
-    q_end = next.q_row;
-    k_end = next.k_row - next.k_start;
-  }
-  clear_rows(p.operands.grad_q, q_begin, q_end, p.heads_q, p.head_dim);
-  clear_rows(p.operands.grad_k, k_begin, k_end, p.heads_kv, p.head_dim);
-  clear_rows(p.operands.grad_v, k_begin, k_end, p.heads_kv, p.head_dim_v);
 }
 
 }  // namespace onepass::cuda::sm80

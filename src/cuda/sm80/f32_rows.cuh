@@ -6,11 +6,6 @@
 
 namespace onepass::cuda::sm80 {
 
-/// True if every row of a float32 operand begins at a multiple of 16 bytes.
-inline bool f32_rows_aligned(const Tensor& x) {
-  return reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && (x.stride_batch | x.stride_seq | x.stride_head) % 4 == 0;
-}
-
 /// A tile of kCols float32 a row, a multiple of 32: row after row, the 16-byte chunks of each 128-byte line permuted by
 /// the row. Eight rows of one chunk (ldmatrix) and four even, or odd, rows of two neighbouring chunks (the operands
 /// that are read across rows) lie in different banks. The tile is 128-byte aligned.
