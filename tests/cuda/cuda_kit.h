@@ -73,15 +73,18 @@ inline void expect_everywhere(const CaseSpec& spec) {
   }
 }
 
-/// A case in device memory with a workspace full of NaN.
+enum class Workspace { full_of_nan, as_allocated };
+
+/// A case and a workspace in the current device's memory.
 class OnDevice {
  public:
-  OnDevice(const Kernel& kernel, Case& c) : kernel_(kernel), case_(c), mirror_(c.memory()) {
+  OnDevice(const Kernel& kernel, Case& c, Workspace workspace = Workspace::full_of_nan)
+      : kernel_(kernel), case_(c), mirror_(c.memory()) {
     size_ = kernel.workspace(c.problem(), 1);
     workspace_ = check::device_memory(size_);
     status_ = mirror_.status();
     if (status_.ok() && workspace_ == nullptr) status_ = device_error("no memory for the workspace");
-    if (status_.ok()) cudaMemset(workspace_.get(), 0xff, size_);
+    if (status_.ok() && workspace == Workspace::full_of_nan) cudaMemset(workspace_.get(), 0xff, size_);
   }
   const Status& status() const { return status_; }
   const DeviceMirror& mirror() const { return mirror_; }

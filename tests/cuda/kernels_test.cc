@@ -126,6 +126,47 @@ TEST_P(CudaKernel, OneKeyFarAboveTheRest) {
   }
 }
 
+/// Few small problems that go through every launch of a row and every way to load: what compute-sanitizer looks at
+/// (tests/gpu/run.py). The workspace is as it was allocated, so that reading what nobody wrote is seen.
+TEST_P(CudaKernel, EachWayOnce) {
+  const Kernel* kernel = GetParam();
+  ONEPASS_NEEDS_GPU_FOR(kernel);
+  CaseSpec padded = sized(*kernel, 150, 333);
+  padded.batch = padded.heads_kv = 2;
+  padded.heads_q = 4;
+  padded.causal = true;
+  padded.k_length = {333, 130};
+  padded.q_length = {150, 77};
+  CaseSpec packed = sized(*kernel, 200, 300);
+  packed.batch = 3;
+  packed.window_left = 70;
+  packed.window_right = 40;
+  packed.cu_seqlens_q = {0, 130, 130, 330};
+  packed.cu_seqlens_k = {0, 300, 305, 449};
+  packed.total_q = 333;
+  packed.total_k = 449;
+  packed.grad_lse = true;
+  std::vector<CaseSpec> specs = {padded, packed};
+  if (kernel->pass == Pass::backward) {
+    specs.push_back(padded);
+    specs.back().deterministic = 1;
+  }
+  if (std::string_view(kernel->arch) != "sm90") {  // rows that begin anywhere
+    specs.push_back(packed);
+    specs.back().head_dim = specs.back().head_dim_v = kernel->max_head_dim - 1;
+  }
+  for (const CaseSpec& spec : specs) {
+    Case c(spec);
+    if (!check::serves(*kernel, c)) continue;
+    const OnDevice call(*kernel, c, Workspace::as_allocated);
+    const Status ran = call.status().ok() ? call.run() : call.status();
+    ASSERT_TRUE(ran.ok()) << ran.text();
+    const Status fetched = call.fetch();
+    ASSERT_TRUE(fetched.ok()) << fetched.text();
+    EXPECT_TRUE(kit::passes(judged(c, Reference(c)))) << kernel->name;
+  }
+}
+
 /// Lengths are read when the kernel runs: a captured call replays with other ones.
 TEST_P(CudaKernel, GraphReplaysWithOtherLengths) {
   const Kernel* kernel = GetParam();
