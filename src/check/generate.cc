@@ -1,5 +1,6 @@
 // random_spec: draws a case from a seed.
 #include <algorithm>
+#include <string_view>
 
 #include "check/random.h"
 #include "check/spec.h"
@@ -51,12 +52,29 @@ std::vector<std::int32_t> draw_cumulative(Random& random, std::int64_t batch, st
   return list;
 }
 
+bool is_hopper(const Kernel* row) {
+  return row != nullptr && std::string_view(row->arch) == "sm90";
+}
+
+/// Within the last 64 columns of the row's bucket. dO is laid out as q, so that a backward's head_dims end alike.
+void fit_dims(const Kernel& row, CaseSpec& s) {
+  const auto last_panel = [](std::int64_t dim, std::int64_t most) {
+    const std::int64_t first = (most - 1) / 64 * 64;
+    return first + 1 + (dim - 1) % (most - first);
+  };
+  s.head_dim = last_panel(s.head_dim, row.max_head_dim);
+  s.head_dim_v = last_panel(s.head_dim_v, row.max_head_dim_v);
+  const std::int64_t end = row.pass == Pass::backward ? s.head_dim : 8;
+  s.head_dim_v = (s.head_dim_v - 1) / 8 * 8 + (end - 1) % 8 + 1;
+}
+
 void draw_sizes(Random& random, const Limits& limits, CaseSpec& s) {
   s.batch = random.chance(0.01) ? 0 : random.between(1, 3);
   s.heads_kv = random.chance(0.01) ? 0 : random.pick<std::int64_t>({1, 1, 1, 2, 2, 3, 5});
   s.heads_q = s.heads_kv * random.pick<std::int64_t>({1, 1, 1, 2, 3, 4, 5, 7, 8});
   s.head_dim = draw_dim(random, limits.max_head_dim);
   s.head_dim_v = random.chance(0.6) ? s.head_dim : draw_dim(random, limits.max_head_dim);
+  if (is_hopper(limits.row) || (limits.row != nullptr && random.chance(0.5))) fit_dims(*limits.row, s);
   s.seq_q = limits.pass == Pass::decode ? random.between(1, 16) : draw_seq(random, limits.max_seq);
   s.seq_k = draw_seq(random, limits.pass == Pass::decode ? 4 * limits.max_seq : limits.max_seq);
   if (random.chance(0.3) && limits.pass != Pass::decode) s.seq_k = s.seq_q;
@@ -127,6 +145,11 @@ void draw_modifiers(Random& random, CaseSpec& s) {
   }
 }
 
+/// Any sign, and 0: drawn apart, so that the rest of a seed's case does not depend on it.
+void draw_scale(Random random, CaseSpec& s) {
+  if (random.chance(0.2)) s.scale = random.pick({-1.0, -0.3, -0.05, -0.05, 0.0, 0.05, 0.3, 1.0});
+}
+
 /// Makes every row of `dim` elements, or of 8 more or less, begin at a multiple of 8 elements.
 void align_rows(Layout& layout, std::int64_t dim) {
   const auto up = [](std::int64_t n) { return static_cast<int>(round_up(n, 8)); };
@@ -150,6 +173,7 @@ CaseSpec random_spec(std::uint64_t seed, const Limits& limits) {
   draw_sequences(random, s);
   if (random.chance(0.8)) draw_mask(random, s);
   if (!limits.plain && !limits.cuda && random.chance(0.7)) draw_modifiers(random, s);
+  draw_scale(Random(seed * 0x9E3779B97F4A7C15u + 1), s);
   s.out_f32 = s.pass != Pass::backward && s.dtype != DType::f64 && random.chance(0.15);
   s.lse = s.pass == Pass::backward || random.chance(0.9);
   s.grad_lse = random.chance(0.3);
@@ -167,7 +191,12 @@ CaseSpec random_spec(std::uint64_t seed, const Limits& limits) {
   s.layout_v = draw_layout(random, false);
   s.layout_out = draw_layout(random, true);
   if (random.chance(0.2)) s.row_gap = static_cast<int>(random.between(1, 9));
-  if (limits.cuda && random.chance(0.5)) {
+  if (is_hopper(limits.row)) {
+    s.out_f32 = false;
+    if (s.pass != Pass::backward) s.scale = s.scale == 0 ? NAN : std::abs(s.scale);
+    for (Layout* layout : {&s.layout_q, &s.layout_k}) align_rows(*layout, s.head_dim);
+    for (Layout* layout : {&s.layout_v, &s.layout_out}) align_rows(*layout, s.head_dim_v);
+  } else if (limits.cuda && random.chance(0.5)) {
     // In a backward dO is laid out as q and O as out, dQ as out, dK as k and dV as v.
     s.head_dim_v = s.head_dim_v / 8 * 8 + s.head_dim % 8;
     if (s.head_dim_v > limits.max_head_dim) s.head_dim_v -= 8;

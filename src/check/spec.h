@@ -87,6 +87,9 @@ struct Limits {
   /// What CUDA kernels serve: plain, no NaN in V that only some rows see, nothing tiny in float32 (docs/cuda.md); half
   /// of the cases with aligned rows.
   bool cuda = false;
+  /// A CUDA row: half of the cases have the head_dims of its bucket; all of them, aligned rows and what else it asks
+  /// for, where the row serves nothing else.
+  const Kernel* row = nullptr;
 };
 
 /// The case of `seed`: any mix of sizes, masks, modifiers, values and strides. Cases of different seeds are

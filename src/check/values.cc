@@ -16,10 +16,16 @@ void fill_normal(Array& array, Random& random, double sigma) {
   fill(array, [&](const Index&) { return sigma * random.normal(); });
 }
 
+/// |scale|, or what it usually is where it is 0 and all scores are 0 anyway.
+double size_of_scale(const Problem& p) {
+  return p.score.scale != 0 ? std::abs(p.score.scale) : 1 / std::sqrt(std::max(1.0, static_cast<double>(p.head_dim)));
+}
+
 /// Q and K so that scale q.k = target (1 + noise).
 void fill_scores(Case& c, Random& random, double target, double noise) {
   const Problem& p = c.problem();
-  const double each = std::sqrt(std::abs(target) / std::max(p.score.scale * static_cast<double>(p.head_dim), 1e-30));
+  if (p.score.scale < 0) target = -target;
+  const double each = std::sqrt(std::abs(target) / std::max(size_of_scale(p) * static_cast<double>(p.head_dim), 1e-30));
   const auto value = [&](const Index&) { return each * (1 + noise * random.normal()); };
   fill(c.q, value);
   fill(c.k, [&](const Index& i) { return target < 0 ? -value(i) : value(i); });
@@ -73,7 +79,7 @@ void fill_values(Case& c, Random& random) {
   const Values values = c.spec().values;
   const bool backward = c.spec().pass == Pass::backward;
   const double sigma = values == Values::wide ? 3 : 1;
-  const double scale_root = std::sqrt(c.problem().score.scale);
+  const double scale_root = std::sqrt(size_of_scale(c.problem()));
   const double dim_root = std::sqrt(std::sqrt(static_cast<double>(std::max<std::int64_t>(c.problem().head_dim, 1))));
   fill_normal(c.q, random, values == Values::steep ? 200 / scale_root / dim_root : sigma);
   fill_normal(c.k, random, values == Values::steep ? 1 / scale_root / dim_root : sigma);

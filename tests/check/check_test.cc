@@ -166,6 +166,8 @@ TEST(Check, CasesCoverEverything) {
     note(!s.q_length.empty(), "q_length");
     note(!s.k_start.empty(), "k_start");
     note(!s.q_position.empty(), "q_position");
+    note(s.scale < 0, "negative scale");
+    note(s.scale == 0, "no scale");
     note(s.softcap != 0, "softcap");
     note(s.alibi == 2, "alibi");
     note(s.bias && s.bias_extreme, "bias");
@@ -180,7 +182,7 @@ TEST(Check, CasesCoverEverything) {
     note(s.batch * s.heads_q * s.seq_q * s.seq_k == 0, "zero size");
     note(s.seq_q > s.seq_k && s.causal && s.align == Align::bottom_right && s.q_position.empty(), "empty rows");
   }
-  EXPECT_EQ(seen.size(), 9u + 3u + 20u);
+  EXPECT_EQ(seen.size(), 9u + 3u + 22u);
 }
 
 /// Inputs hold NaN in every place that must not matter, and the C interface sees the same arrays.

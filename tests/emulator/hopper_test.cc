@@ -43,22 +43,6 @@ check::Limits limits_of(const Kernel& kernel) {
   return limits;
 }
 
-/// The case with head_dim and head_dim_v of this row, as the draw has them modulo the bucket's last panel.
-void fit(CaseSpec& spec, const Kernel& kernel) {
-  const auto last_panel = [](std::int64_t dim, std::int64_t most) {
-    const std::int64_t first = (most - 1) / 64 * 64;
-    return first + 8 + round_up(dim, 8) % (most - first);
-  };
-  spec.head_dim = last_panel(spec.head_dim, kernel.max_head_dim);
-  spec.head_dim_v = last_panel(spec.head_dim_v, kernel.max_head_dim_v);
-  for (check::Layout* layout : {&spec.layout_q, &spec.layout_k, &spec.layout_v, &spec.layout_out}) {
-    for (int& gap : layout->gap) gap = gap / 8 * 8;
-    layout->start = layout->start / 8 * 8;
-  }
-  spec.out_f32 = false;
-  spec.deterministic = -1;
-}
-
 void expect_right(const Kernel& kernel, const CaseSpec& spec, std::uint64_t order) {
   Case c(spec);
   emulator::set_seed(order);
@@ -69,8 +53,7 @@ void expect_right(const Kernel& kernel, const CaseSpec& spec, std::uint64_t orde
 void run_random(const Kernel& kernel, int count) {
   std::uint64_t seed = kit::first_seed();
   for (int done = 0; done < count; ++seed) {
-    CaseSpec spec = check::random_spec(seed, limits_of(kernel));
-    fit(spec, kernel);
+    const CaseSpec spec = check::random_spec(seed, limits_of(kernel));
     if (!check::serves(kernel, Case(spec))) continue;
     expect_right(kernel, spec, seed);
     ++done;

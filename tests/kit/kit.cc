@@ -93,6 +93,7 @@ check::Limits cuda_limits(const Kernel& kernel) {
   limits.dtypes = kernel.dtypes;
   limits.max_head_dim = kernel.max_head_dim;
   limits.cuda = true;
+  limits.row = &kernel;
   return limits;
 }
 

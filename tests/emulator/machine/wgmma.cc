@@ -77,17 +77,16 @@ void gather_operand(Block& block, std::uint64_t bits, bool transposed, int count
   }
 }
 
-/// d (64, columns) += a^T (16, 64) b (16, columns), in an order of its own.
+/// d (64, columns) += a^T (16, 64) b (16, columns): the products are added in an order of their own, then to d.
 void add_products(float* d, const float* a, const float* b, int columns) {
+  const auto four = [=](int i, int j, int k) {
+    const float *const x = a + k * kRows + i, *const y = b + k * columns + j;
+    return (x[0] * y[0] + x[kRows] * y[columns]) + (x[2 * kRows] * y[2 * columns] + x[3 * kRows] * y[3 * columns]);
+  };
+  static_assert(kDepth == 16);
   for (int i = 0; i < kRows; ++i) {
     float* const row = d + static_cast<std::ptrdiff_t>(i) * columns;
-    for (int k = 0; k < kDepth; k += 4) {
-      const float a0 = a[k * kRows + i], a1 = a[(k + 1) * kRows + i], a2 = a[(k + 2) * kRows + i],
-                  a3 = a[(k + 3) * kRows + i];
-      const float *const b0 = b + k * columns, *const b1 = b0 + columns, *const b2 = b1 + columns,
-                         *const b3 = b2 + columns;
-      for (int j = 0; j < columns; ++j) row[j] += (a0 * b0[j] + a1 * b1[j]) + (a2 * b2[j] + a3 * b3[j]);
-    }
+    for (int j = 0; j < columns; ++j) row[j] += (four(i, j, 0) + four(i, j, 4)) + (four(i, j, 8) + four(i, j, 12));
   }
 }
 
