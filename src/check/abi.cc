@@ -116,10 +116,10 @@ const DLTensor* AbiCall::ints(const IntArray& array) {
   return describe(array.data(), {kDLInt, 32, 1}, {array.count()}, {1});
 }
 
-void AbiCall::move(const DeviceMirror& mirror) {
+void AbiCall::move(const DeviceMirror& mirror, int device) {
   for (Described& described : tensors_) {
     described.tensor.data = mirror.at(described.tensor.data);
-    described.tensor.device = {kDLCUDA, 0};
+    described.tensor.device = {kDLCUDA, device};
   }
 }
 

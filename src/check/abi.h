@@ -20,8 +20,8 @@ class AbiCall {
   onepass_forward_args_t forward = ONEPASS_FORWARD_ARGS_INIT;
   onepass_backward_args_t backward = ONEPASS_BACKWARD_ARGS_INIT;
 
-  /// The tensors as device 0 holds them; the workspace is for the caller to give then.
-  void move(const DeviceMirror& mirror);
+  /// The tensors as the mirror's device holds them; the workspace is for the caller to give then.
+  void move(const DeviceMirror& mirror, int device = 0);
 
   /// Asks for the workspace and calls onepass_forward or onepass_backward; the text of a refusal on failure.
   Status run();

@@ -89,9 +89,9 @@ class OnDevice {
   const Status& status() const { return status_; }
   const DeviceMirror& mirror() const { return mirror_; }
 
-  /// Launches.
-  Status run(cudaStream_t stream = nullptr) const {
-    const Launch launch{.workspace = workspace_.get(), .workspace_size = size_, .stream = stream};
+  /// Launches. device: the one whose memory it is.
+  Status run(cudaStream_t stream = nullptr, int device = 0) const {
+    const Launch launch{.workspace = workspace_.get(), .workspace_size = size_, .device = device, .stream = stream};
     const Problem problem = mirror_.at(case_.problem());
     return kernel_.pass == Pass::backward ? kernel_.backward(problem, mirror_.at(case_.backward_operands()), launch)
                                           : kernel_.forward(problem, mirror_.at(case_.forward_operands()), launch);
