@@ -2,6 +2,7 @@
 """Writes the tables of README.md, docs/performance.md and docs/sm80.md from bench/results/*.json, between their markers
 <!-- begin NAME --> and <!-- end NAME -->. With --check it writes nothing and fails where a page is out of date."""
 
+import itertools
 import json
 import math
 import pathlib
@@ -140,7 +141,7 @@ SECTIONS = {"dims": "Other head dimensions", "window": "Windows", "gqa": "Groupe
 
 
 def remark(row, before):
-    """What a shape is measured for, against the row before it of the same mask."""
+    """What a shape is measured for, against the kernel's row before it."""
     if before is None:
         return ""
     if row["section"] == "window" and "no window" in before["what"]:
@@ -153,21 +154,22 @@ def remark(row, before):
 
 
 def gpu_shapes(report):
-    """One table a section of bench/shapes_gpu.py."""
+    """One table a pass and section of bench/shapes_gpu.py."""
     parts = [f"### {gpu_title(report)}"]
-    for section, name in SECTIONS.items():
-        rows = [r for r in report["rows"] if r["section"] == section]
+    for (which, (section, name)) in itertools.product(("fwd", "bwd"), SECTIONS.items()):
+        rows = [r for r in report["rows"] if (r["section"], r.get("pass", "fwd")) == (section, which)]
         peers = [p for p in PEERS if any(p in r["tflops"] for r in rows)]
-        lines = []
-        for n, row in enumerate(rows):
+        lines, before = [], {}
+        for row in rows:
             shape = " × ".join(f"{x:,}" for x in row["shape_q"])
             rates = [f"{row['tflops'][p]:.0f}" if p in row["tflops"] else "–" for p in peers]
             over = f"{row['ratio']:.2f} ×" if any(p in row["tflops"] for p in peers) else "–"
             causal = ", causal" if row["causal"] else ""
             lines.append([row["what"] + causal, shape, f"`{row['kernel']}`", f"{row['tflops']['onepass']:.0f}", *rates,
-                          over, remark(row, rows[n - 1] if n else None)])
+                          over, remark(row, before.get(row["kernel"]))])
+            before[row["kernel"]] = row
         if rows:
-            parts.append(f"**{name}**, {PASSES[rows[0].get('pass', 'fwd')]}, {rows[0]['dtype']}, TFLOP/s")
+            parts.append(f"**{name}**, {PASSES[which]}, {rows[0]['dtype']}, TFLOP/s")
             parts.append(table(["", "Q", "kernel", "onepass", *(PEERS[p] for p in peers), "over the best", ""], lines))
     return "\n\n".join(parts)
 
