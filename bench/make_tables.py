@@ -164,6 +164,8 @@ def gpu_shapes(report):
             shape = " × ".join(f"{x:,}" for x in row["shape_q"])
             rates = [f"{row['tflops'][p]:.0f}" if p in row["tflops"] else "–" for p in peers]
             over = f"{row['ratio']:.2f} ×" if any(p in row["tflops"] for p in peers) else "–"
+            if "sm80" in row["kernel"] and "flash" in row["ms"]:  # its like
+                over = f"{row['ms']['flash'] / row['ms']['onepass']:.2f} × FlashAttention-2"
             causal = ", causal" if row["causal"] else ""
             lines.append([row["what"] + causal, shape, f"`{row['kernel']}`", f"{row['tflops']['onepass']:.0f}", *rates,
                           over, remark(row, before.get(row["kernel"]))])

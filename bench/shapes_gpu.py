@@ -23,12 +23,16 @@ from compare_gpu import BACKENDS, DTYPES, agree, graphed, heads_first, interleav
 from onepass_c import BACKWARD, FORWARD, Library
 
 
+BESIDE = ("dims", "window", "gqa", "varlen")  # sections that --kernels is for
+
+
 class Shape:
     """A call: operands (batch, seq, heads, dim), or (tokens, heads, dim) with cu_seqlens."""
 
     def __init__(self, q, k, v, causal, window=None, lengths=None):
         self.q, self.k, self.v, self.causal, self.window, self.lengths = q, k, v, causal, window, lengths
         self.out = torch.empty(*q.shape[:-1], v.shape[-1], device="cuda", dtype=q.dtype)
+        self.grad = torch.randn_like(self.out)
         heads = q.shape[-2]
         self.lse = torch.empty(*((heads, q.shape[0]) if lengths else (q.shape[0], heads, q.shape[1])), device="cuda")
         self.starts, self.most = None, q.shape[1]
@@ -70,7 +74,6 @@ class Shape:
         call()
         written = [self.out]
         if which == "bwd":
-            self.grad = torch.randn_like(self.out)
             written = [torch.empty_like(x) for x in (self.q, self.k, self.v)]
             grads = dict(zip(("grad_q", "grad_k", "grad_v"), written))
             call, why = lib.prepare(BACKWARD, named, **forward, grad_out=self.grad, **grads)
@@ -224,7 +227,8 @@ def main():
     parser.add_argument("--hidden", default=2048, type=int)
     parser.add_argument("--peers", default="cudnn,flash,fa3", type=words)
     parser.add_argument("--kernels", default="", type=words,
-                        help="kernels to force beside each other, {pass} {d} {dtype} filled in; empty: chosen")
+                        help="kernels to force beside each other, {pass} {d} {dtype} filled in; empty: chosen. Only the "
+                        f"first in other sections than {', '.join(BESIDE)}")
     parser.add_argument("--rounds", default=5, type=int)
     parser.add_argument("--ms", default=6.0, type=float, help="of each party in a round")
     parser.add_argument("--seconds", default=1.0, type=float, help="of each party alone")
@@ -237,6 +241,8 @@ def main():
             continue
         shape = make()
         kernels = [t.format(**{"pass": which, "d": bucket(shape), "dtype": a.dtype}) for t in a.kernels]
+        if section not in BESIDE:
+            kernels = kernels[:1]
         ours, theirs = how(lib, a, shape, which, kernels)
         for kernel, mine in ours.items():
             best = min(theirs.values(), default=None)

@@ -37,9 +37,15 @@ def mask(batch_size: int, q_length: int, kv_length: int, q_offset: int | Tensor 
     return additive(full)
 
 
+# Whether a window reaches to the left alone.
+_WINDOWS = {"sliding_window_overlay.<locals>.inner_mask": True,
+            "sliding_window_bidirectional_overlay.<locals>.inner_mask": False}
+
+
 def describe(function: Callable[..., Any]) -> tuple[bool, int] | None:
     """(causal, keys to the left or -1) of a mask function of transformers; a window that is not causal reaches as far
-    to the right. None where the function is not known."""
+    to the right. A causal sliding_window counts the token itself: 1 is that alone, to 0 keys on the left. One that is not
+    causal does not. None where the function is not known, or its window empty."""
     if function is masking_utils.causal_mask_function:
         return True, -1
     if function is masking_utils.bidirectional_mask_function:
@@ -54,12 +60,11 @@ def describe(function: Callable[..., Any]) -> tuple[bool, int] | None:
         inner = getattr(part, "__qualname__", "")
         if part is masking_utils.causal_mask_function:
             causal = True
-        elif inner == "sliding_window_overlay.<locals>.inner_mask" and left == -1:
-            left = part.__closure__[0].cell_contents - 1
-            one_sided = True
-        elif inner == "sliding_window_bidirectional_overlay.<locals>.inner_mask" and left == -1:
-            left = part.__closure__[0].cell_contents
-            one_sided = False
+        elif inner in _WINDOWS and left == -1:
+            one_sided = _WINDOWS[inner]
+            left = part.__closure__[0].cell_contents - one_sided
+            if left < 0:
+                return None
         elif part is not masking_utils.bidirectional_mask_function:
             return None
     if left >= 0 and one_sided and not causal:

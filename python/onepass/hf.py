@@ -66,6 +66,8 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
                              "are aligned is not known; pass an attention_mask")
         options["causal"] = bool(causal)
         if sliding_window is not None:
+            if sliding_window < 1:
+                raise ValueError(f"onepass: sliding_window must be 1, the token itself, or more: got {sliding_window}")
             options["window"] = (sliding_window - 1, sliding_window - 1)
     elif _hf_masks.is_interval(attention_mask):
         options.update(_hf_masks.options(attention_mask, query.shape[0]))

@@ -21,6 +21,7 @@ GROUPED = {**SIZES, "num_key_value_heads": 2}
 FAMILIES = {
     "llama": (transformers.LlamaConfig, GROUPED),
     "mistral, window": (transformers.MistralConfig, {**GROUPED, "sliding_window": 5}),
+    "mistral, itself alone": (transformers.MistralConfig, {**GROUPED, "sliding_window": 1}),
     "qwen2, some windows": (transformers.Qwen2Config, {**GROUPED, "use_sliding_window": True, "sliding_window": 4,
                                                        "max_window_layers": 1}),
     "gemma2, softcap and windows": (transformers.Gemma2Config, {**GROUPED, "head_dim": 8, "sliding_window": 4,
@@ -143,7 +144,9 @@ def test_compiled_forward_has_no_graph_break():
 def test_which_masks_are_intervals():
     known = {masking_utils.causal_mask_function: (True, -1), masking_utils.bidirectional_mask_function: (False, -1),
              masking_utils.sliding_window_causal_mask_function(5): (True, 4),
-             masking_utils.sliding_window_bidirectional_mask_function(3): (False, 3)}
+             masking_utils.sliding_window_causal_mask_function(1): (True, 0),
+             masking_utils.sliding_window_bidirectional_mask_function(3): (False, 3),
+             masking_utils.sliding_window_bidirectional_mask_function(0): (False, 0)}
     for function, meaning in known.items():
         assert _hf_masks.describe(function) == meaning
         arguments = {"batch_size": 3, "q_length": 4, "kv_length": 12, "q_offset": 8, "mask_function": function,
@@ -160,7 +163,8 @@ def test_which_masks_are_intervals():
         assert torch.equal(mine.expand(3, 4, 12), seen[:, 0])
     others = [masking_utils.chunked_causal_mask_function(4, torch.zeros(1, dtype=torch.int)),
               masking_utils.or_masks(masking_utils.causal_mask_function, masking_utils.bidirectional_mask_function),
-              masking_utils.sliding_window_overlay(4), lambda b, h, q, k: k <= q]
+              masking_utils.sliding_window_overlay(4), masking_utils.sliding_window_causal_mask_function(0),
+              lambda b, h, q, k: k <= q]
     for function in others:
         assert _hf_masks.describe(function) is None
         full = _hf_masks.mask(batch_size=1, q_length=4, kv_length=6, q_offset=2, mask_function=function)
@@ -176,5 +180,7 @@ def test_refusals():
         onepass.hf.attention_forward(module, q, q[:, :, :2], q[:, :, :2], None)
     with pytest.raises(ValueError, match=r"must be \(batch, 1 or heads, seq_q, seq_k\): got \(4, 4\)"):
         onepass.hf.attention_forward(module, q, q, q, torch.ones(4, 4, dtype=torch.bool))
+    with pytest.raises(ValueError, match="sliding_window must be 1, the token itself, or more: got 0"):
+        onepass.hf.attention_forward(module, q, q, q, None, sliding_window=0)
     module.is_causal = False
     assert onepass.hf.attention_forward(module, q, q[:, :, :2], q[:, :, :2], None)[0].shape == (1, 4, 2, 8)

@@ -33,7 +33,7 @@ BENCHES = {
     "gpu_backward.json": ["compare_gpu.py", "--pass", "bwd", *BOTH],
     "gpu_float16.json": ["compare_gpu.py", "--dtype", "f16", "--seqs", "512,2048,8192"],
     "gpu_float32.json": ["compare_gpu.py", "--dtype", "f32", "--peers", "efficient", "--seqs", "512,2048,8192"],
-    "gpu_shapes.json": ["shapes_gpu.py"],
+    "gpu_shapes.json": ["shapes_gpu.py", *BOTH],
 }
 SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) errors?|RACECHECK SUMMARY: (\d+) hazards? displayed")
 
