@@ -227,8 +227,8 @@ def main():
     parser.add_argument("--hidden", default=2048, type=int)
     parser.add_argument("--peers", default="cudnn,flash,fa3", type=words)
     parser.add_argument("--kernels", default="", type=words,
-                        help="kernels to force beside each other, {pass} {d} {dtype} filled in; empty: chosen. Only the "
-                        f"first in other sections than {', '.join(BESIDE)}")
+                        help="kernels to force beside each other, {pass} {d} {dtype} filled in; empty: chosen. "
+                        f"Only the first in other sections than {', '.join(BESIDE)}")
     parser.add_argument("--rounds", default=5, type=int)
     parser.add_argument("--ms", default=6.0, type=float, help="of each party in a round")
     parser.add_argument("--seconds", default=1.0, type=float, help="of each party alone")

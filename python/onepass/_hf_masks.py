@@ -44,8 +44,10 @@ _WINDOWS = {"sliding_window_overlay.<locals>.inner_mask": True,
 
 def describe(function: Callable[..., Any]) -> tuple[bool, int] | None:
     """(causal, keys to the left or -1) of a mask function of transformers; a window that is not causal reaches as far
-    to the right. A causal sliding_window counts the token itself: 1 is that alone, to 0 keys on the left. One that is not
-    causal does not. None where the function is not known, or its window empty."""
+    to the right. None where the function is not known.
+
+    A causal sliding_window counts the token itself, so 1 is the token alone, and 0 nothing. Both count as not known: of
+    a window of 1 transformers' cache keeps every key (keys[-0:]), beside a mask for the last."""
     if function is masking_utils.causal_mask_function:
         return True, -1
     if function is masking_utils.bidirectional_mask_function:
@@ -63,7 +65,7 @@ def describe(function: Callable[..., Any]) -> tuple[bool, int] | None:
         elif inner in _WINDOWS and left == -1:
             one_sided = _WINDOWS[inner]
             left = part.__closure__[0].cell_contents - one_sided
-            if left < 0:
+            if left < one_sided:
                 return None
         elif part is not masking_utils.bidirectional_mask_function:
             return None
