@@ -24,9 +24,9 @@ HERE = pathlib.Path(__file__).resolve().parent
 OUT = HERE / "out"
 LIMIT = 240  # seconds a shard may take: a kernel that hangs ends it
 SWEEP = re.compile(r"^  (\w+)\s+(f32|f16|bf16)\s+(\d+) cases", re.MULTILINE)
-# What the slow tools look at: every kernel once, few cases.
-REDUCED = "*RandomCases*:*GraphReplays*:CudaCases.C36*:CudaCalls.*"
-TOOLS = {"memcheck": [], "racecheck": ["--racecheck-report", "all"], "synccheck": [], "initcheck": []}
+# What the slow tools look at: every launch of every row, on few small problems.
+REDUCED = "*EachWayOnce*:CudaCases.C36*:CudaCalls.*"
+TOOLS = {"memcheck": 3, "racecheck": 6, "synccheck": 2, "initcheck": 2}  # and how many processes share the list
 BOTH = ["--kernels", ",{pass}_sm80_d{d}_{dtype}"]  # what the registry chooses, and the sm80 row beside it
 BENCHES = {
     "gpu_forward.json": ["compare_gpu.py", "--pass", "fwd", *BOTH],
@@ -35,7 +35,10 @@ BENCHES = {
     "gpu_float32.json": ["compare_gpu.py", "--dtype", "f32", "--peers", "efficient", "--seqs", "512,2048,8192"],
     "gpu_shapes.json": ["shapes_gpu.py", *BOTH],
 }
-SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) errors?|RACECHECK SUMMARY: (\d+) hazards? displayed")
+SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) errors?$|RACECHECK SUMMARY: .* \((\d+) errors?, (\d+) warnings?\)",
+                     re.MULTILINE)
+PLACE = re.compile(r"^=========     at .*?onepass::cuda::(\w+::\w+)|reported between .*?onepass::cuda::(\w+::\w+)",
+                   re.MULTILINE)
 
 
 def shard(index: int, count: int) -> tuple[str, dict]:
@@ -72,15 +75,29 @@ def run_tests(jobs: int) -> dict:
     return report
 
 
-def sanitize(tool: str) -> dict:
-    environment = os.environ | {"ONEPASS_TEST_FACTOR": "0.04"}
-    command = ["compute-sanitizer", "--tool", tool, *TOOLS[tool], "./cuda_test", f"--gtest_filter={REDUCED}"]
+def sanitize(tool: str, shard: int) -> str:
+    environment = os.environ | {"GTEST_TOTAL_SHARDS": str(TOOLS[tool]), "GTEST_SHARD_INDEX": str(shard)}
+    command = ["timeout", str(LIMIT), "compute-sanitizer", "--tool", tool, "./cuda_test", f"--gtest_filter={REDUCED}"]
     run = subprocess.run(command, env=environment, cwd=HERE, capture_output=True, text=True)
     text = run.stdout + run.stderr
-    (OUT / f"{tool}.log").write_text(text[-100000:])
-    found = [int(a or b) for a, b in SUMMARY.findall(text)]
-    return {"findings": sum(found) if found else None, "tests": len(re.findall(r"^\[       OK", text, re.MULTILINE)),
-            "failed": len(re.findall(r"^\[  FAILED  \].*ms\)", text, re.MULTILINE))}
+    (OUT / f"{tool}{shard}.log").write_text(text[-200000:])
+    return text
+
+
+def run_sanitizers() -> dict:
+    """{tool: tests that ended well and not, findings (null where a tool did not end), kernels they are in}."""
+    report = {}
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        runs = {tool: [pool.submit(sanitize, tool, n) for n in range(count)] for tool, count in TOOLS.items()}
+        for tool, shards in runs.items():
+            texts = [run.result() for run in shards]
+            found = [sum(int(x or 0) for x in SUMMARY.search(text).groups()) for text in texts if SUMMARY.search(text)]
+            text = "".join(texts)
+            report[tool] = {"tests": len(re.findall(r"^\[       OK", text, re.MULTILINE)),
+                            "failed": len(re.findall(r"^\[  FAILED  \].*ms\)", text, re.MULTILINE)),
+                            "findings": sum(found) if len(found) == len(texts) else None,
+                            "kernels": sorted({a or b for a, b in PLACE.findall(text)})}
+    return report
 
 
 def device() -> dict:
@@ -101,8 +118,7 @@ def main() -> int:
     report = {"commit": a.commit, "date": datetime.date.today().isoformat(), "device": device(), **run_tests(a.jobs)}
     report["seconds"] = round(time.monotonic() - start)
     if a.sanitize:
-        with concurrent.futures.ThreadPoolExecutor(len(TOOLS)) as pool:
-            report["sanitizers"] = dict(zip(TOOLS, pool.map(sanitize, TOOLS)))
+        report["sanitizers"] = run_sanitizers()
     (OUT / "gpu-report.json").write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps({k: v for k, v in report.items() if k != "cases"}, indent=1))
     if a.bench:
