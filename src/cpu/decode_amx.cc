@@ -9,7 +9,7 @@ namespace {
 
 /// float32 arithmetic from bfloat16, 32 columns at a time: those of even number are 16 bits to the left of where a
 /// float32 has them, those of odd number in place. Policy of decode_tasks.h.
-struct WidePairs : FloatProducts<StoreBf16> {
+struct WidePairs : FloatProducts<StoreBf16>, ValueBlocks<WidePairs, Bf16, float> {
   static constexpr bool kColumnPairs = true;
 
   static ONEPASS_INLINE Vec even(__m512i x) { return as_float((IntVec)_mm512_slli_epi32(x, 16)); }
@@ -114,26 +114,6 @@ struct WidePairs : FloatProducts<StoreBf16> {
         store(to + 16, (Vec)_mm512_permutex2var_ps(x, second, y));
       }
     }
-  }
-
-  /// The same for as many columns as there are multiples of 32; returns the first vector that is left.
-  template <int kR>
-  static inline std::int64_t values(const Bf16* v, std::int64_t stride, std::int64_t dim_v, const KeyRuns& part,
-                                    const float* p, float* o, std::int64_t o_row, const Ahead& ahead, int pass) {
-    std::int64_t n = 0;
-    const auto tile = [&](auto size) __attribute__((always_inline)) {
-      constexpr int kN = decltype(size)::value;
-      const auto run = [&](auto which) __attribute__((always_inline)) {
-        value_tile<kR, kN, decltype(which)::value>(v + 32 * n, stride, part, p, o + 32 * n, o_row, ahead);
-      };
-      pass < 0 ? run(Size<-1>{}) : pass == 0 ? run(Size<0>{}) : run(Size<1>{});
-      n += kN;
-    };
-    const std::int64_t count = dim_v / 32;
-    while (count - n >= 4) tile(Size<4>{});
-    if (count - n >= 2) tile(Size<2>{});
-    if (count - n >= 1) tile(Size<1>{});
-    return 2 * n;
   }
 };
 

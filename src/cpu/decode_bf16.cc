@@ -8,7 +8,7 @@ namespace {
 
 /// Scores from pairs of columns; O from pairs of keys, unless it is wanted in float32: the weights are rounded for it.
 /// Policy of decode_tasks.h.
-struct PairProducts {
+struct PairProducts : ValueBlocks<PairProducts, Bf16, std::uint32_t> {
   static constexpr bool kPairs = true, kColumnPairs = false;
   static constexpr std::int64_t kPairRun = kTileKeys / kRuns;
   using Store = StoreBf16;
@@ -113,27 +113,6 @@ struct PairProducts {
 #pragma GCC unroll 8
       for (int n = 0; n < 2 * kN; ++n) store(o + r * o_row + n * kLanes, acc[r][n]);
     }
-  }
-
-  /// The same for as many columns as there are multiples of 32; returns the first vector that is left.
-  template <int kR>
-  static inline std::int64_t values(const Bf16* v, std::int64_t stride, std::int64_t dim_v, const KeyRuns& part,
-                                    const std::uint32_t* pairs, float* o, std::int64_t o_row, const Ahead& ahead,
-                                    int pass) {
-    std::int64_t n = 0;
-    const auto tile = [&](auto size) __attribute__((always_inline)) {
-      constexpr int kN = decltype(size)::value;
-      const auto run = [&](auto which) __attribute__((always_inline)) {
-        value_tile<kR, kN, decltype(which)::value>(v + 32 * n, stride, part, pairs, o + 32 * n, o_row, ahead);
-      };
-      pass < 0 ? run(Size<-1>{}) : pass == 0 ? run(Size<0>{}) : run(Size<1>{});
-      n += kN;
-    };
-    const std::int64_t count = dim_v / 32;
-    while (count - n >= 4) tile(Size<4>{});
-    if (count - n >= 2) tile(Size<2>{});
-    if (count - n >= 1) tile(Size<1>{});
-    return 2 * n;
   }
 
  private:

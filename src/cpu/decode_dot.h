@@ -323,5 +323,30 @@ inline void value_rows(const typename Store::Element* v, std::int64_t stride, co
   if (columns.vectors - n >= 1) tile(Size<1>{});
 }
 
+/// O += P V by Tiles::value_tile<kR, kN, kPass>, 32 kN columns at a time. Weight: what P comes as.
+template <class Tiles, class Element, class Weight>
+struct ValueBlocks {
+  /// For as many columns as there are multiples of 32; returns the first vector that is left.
+  template <int kR>
+  static inline std::int64_t values(const Element* v, std::int64_t stride, std::int64_t dim_v, const KeyRuns& part,
+                                    const Weight* p, float* o, std::int64_t o_row, const Ahead& ahead, int pass) {
+    std::int64_t n = 0;
+    const auto tile = [&](auto size) __attribute__((always_inline)) {
+      constexpr int kN = decltype(size)::value;
+      const auto run = [&](auto which) __attribute__((always_inline)) {
+        Tiles::template value_tile<kR, kN, decltype(which)::value>(v + 32 * n, stride, part, p, o + 32 * n, o_row,
+                                                                   ahead);
+      };
+      pass < 0 ? run(Size<-1>{}) : pass == 0 ? run(Size<0>{}) : run(Size<1>{});
+      n += kN;
+    };
+    const std::int64_t count = dim_v / 32;
+    while (count - n >= 4) tile(Size<4>{});
+    if (count - n >= 2) tile(Size<2>{});
+    if (count - n >= 1) tile(Size<1>{});
+    return 2 * n;
+  }
+};
+
 }  // namespace
 }  // namespace onepass::cpu::ONEPASS_ISA
