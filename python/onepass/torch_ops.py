@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from . import _core, _torch_vmap
-from ._pack import BIAS, SINKS, TENSORS, lse_shape, replaced
+from ._pack import BIAS, CU_SEQLENS_Q, SINKS, TENSORS, lse_shape, replaced
 
 Tensor = torch.Tensor
 NO_SECOND_DERIVATIVE = ("onepass has no second derivatives: take them through torch's own attention, "
@@ -70,8 +70,29 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Te
     return out, lse
 
 
+_DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.float64: "f64"}
+
+
+def check_operands(q: Tensor, k: Tensor, v: Tensor, options: tuple[Any, ...]) -> None:
+    """Refuses what the library would, where there are no elements for it to read."""
+    rank = 4 if options[CU_SEQLENS_Q] is None else 3
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != rank:
+            raise ValueError(f"{name} must have {rank} dimensions: got {x.dim()}")
+        if x.dtype != q.dtype:
+            here, there = (_DTYPES.get(y.dtype, str(y.dtype)) for y in (q, x))
+            raise ValueError(f"{name} must be of dtype {here}, as q is: got {there}")
+    rows = (*q.shape[:-3], *k.shape[-3:-1])
+    for name, x, dim in (("k", k, q.shape[-1]), ("v", v, v.shape[-1])):
+        if x.shape != (*rows, dim):
+            raise ValueError(f"{name} must have shape {(*rows, dim)}: got {tuple(x.shape)}")
+    if q.shape[-2] != k.shape[-2] and (k.shape[-2] == 0 or q.shape[-2] % k.shape[-2] != 0):
+        raise ValueError(f"heads of q must be a multiple of those of k: got {q.shape[-2]} and {k.shape[-2]}")
+
+
 @_forward.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+    check_operands(q, k, v, options)
     return new_outputs(q, v)
 
 
@@ -101,6 +122,7 @@ def _backward(grad_out: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v
 @_backward.register_fake
 def _(grad_out: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
       with_bias: bool, with_sinks: bool, *options: Any) -> Five:
+    check_operands(q, k, v, options)
     return _new_all_gradients(q, k, v, with_bias, with_sinks, options)
 
 
@@ -140,6 +162,9 @@ _backward.register_vmap(functools.partial(_torch_vmap.backward, torch.ops.onepas
 
 
 def _new_decode_outputs(q: Tensor, k_cache: Tensor, v_cache: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    if q.dim() != 4 or k_cache.dim() != 4 or k_cache.shape[:-1] != v_cache.shape[:-1]:
+        raise ValueError("q, k_cache and v_cache must have 4 dimensions, the caches the same rows: got "
+                         f"{tuple(q.shape)}, {tuple(k_cache.shape)} and {tuple(v_cache.shape)}")
     return new_outputs(q, v_cache)
 
 
@@ -175,6 +200,9 @@ def _merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[
 
 @_merge.register_fake
 def _(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
+    if out_a.shape != out_b.shape or lse_a.shape != lse_b.shape:
+        raise ValueError(f"the parts must have the same shapes: got {tuple(out_a.shape)} and {tuple(out_b.shape)}, "
+                         f"lse {tuple(lse_a.shape)} and {tuple(lse_b.shape)}")
     return torch.empty_like(out_a), torch.empty_like(lse_a)
 
 

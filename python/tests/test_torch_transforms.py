@@ -140,6 +140,21 @@ def test_meta_and_fake_tensors_have_the_shapes(rng):
         assert fake_out.stride() == out.stride()
 
 
+@pytest.mark.parametrize("change, message", [
+    (lambda q, k, v: (q, k[:, :8], v), r"v must have shape \(2, 8, 2, 16\): got \(2, 9, 2, 16\)"),
+    (lambda q, k, v: (q[:1], k, v), r"k must have shape \(1, 9, 2, 8\): got \(2, 9, 2, 8\)"),
+    (lambda q, k, v: (q[..., :7], k, v), r"k must have shape \(2, 9, 2, 7\): got \(2, 9, 2, 8\)"),
+    (lambda q, k, v: (q[:, :, :3], k, v), "must be a multiple of"),
+    (lambda q, k, v: (q, k.double(), v), "k must be of dtype f32, as q is: got f64"),
+    (lambda q, k, v: (q[0], k[0], v[0]), "q must have 4 dimensions"),
+])
+def test_traces_refuse_what_calls_do(rng, change, message):
+    arguments = change(*operands(rng, 2, 7, 9, 4, 2, 8, 16))
+    for device in ("cpu", "meta"):
+        with pytest.raises(ValueError, match=message):
+            onepass.attention(*(x.to(device) for x in arguments))
+
+
 def test_autocast(rng):
     q, k, v = operands(rng, 2, 7, 7, 4, 4, 8, 8, grad=True)
     with torch.autocast("cpu", torch.bfloat16):
