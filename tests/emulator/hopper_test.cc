@@ -6,10 +6,7 @@
 #include <cstring>
 #include <new>
 
-#include "emulator/machine/machine.h"
-#include "emulator/machine/tensor_core.h"
-#include "emulator/rows.h"
-#include "kit/kit.h"
+#include "emulator/row_test.h"
 
 namespace onepass {
 namespace {
@@ -19,13 +16,7 @@ using check::CaseSpec;
 using check::Reference;
 using kit::sized;
 
-class HopperRow : public testing::TestWithParam<const Kernel*> {
- protected:
-  void SetUp() override {
-    if (!__builtin_cpu_supports("avx2")) GTEST_SKIP() << "compiled for AVX2, which this machine has not";
-  }
-  void TearDown() override { emulator::adding = emulator::Adding::rounded; }
-};
+class HopperRow : public emulator::RowTest {};
 
 std::vector<const Kernel*> hopper_rows() {
   std::vector<const Kernel*> list;
@@ -81,11 +72,7 @@ TEST_P(HopperRow, SumsCutOff) {
 TEST_P(HopperRow, OneKeyHasNoGradientOfScores) {
   if (GetParam()->pass == Pass::forward) return;
   emulator::adding = emulator::Adding::cut_off;
-  Case c(sized(*GetParam(), 200, 1));
-  EXPECT_TRUE(kit::passes(check::check_kernel(*GetParam(), c)));
-  for (const check::Array* grad : {&c.grad_q, &c.grad_k}) {
-    grad->each([&](const check::Index&, std::int64_t at) { EXPECT_EQ(grad->get(at), 0); });
-  }
+  kit::expect_no_gradient_of_scores(*GetParam(), sized(*GetParam(), 200, 1));
 }
 
 TEST_P(HopperRow, AdversarialScores) {

@@ -3,10 +3,7 @@
 #include <algorithm>
 
 #include "cuda/host/device.h"
-#include "emulator/machine/machine.h"
-#include "emulator/machine/tensor_core.h"
-#include "emulator/rows.h"
-#include "kit/kit.h"
+#include "emulator/row_test.h"
 
 namespace onepass {
 namespace {
@@ -23,14 +20,8 @@ std::vector<const Kernel*> all_rows() {
   return list;
 }
 
-class EmulatedKernel : public testing::TestWithParam<const Kernel*> {
+class EmulatedKernel : public emulator::RowTest {
  protected:
-  void SetUp() override {
-    if (!__builtin_cpu_supports("avx2")) GTEST_SKIP() << "compiled for AVX2, which this machine has not";
-    emulator::set_seed(kit::first_seed());
-  }
-  void TearDown() override { emulator::adding = emulator::Adding::rounded; }
-
   static CaseSpec sized(std::int64_t seq_q, std::int64_t seq_k) { return kit::sized(*GetParam(), seq_q, seq_k); }
   static void expect_right(const CaseSpec& spec) {
     Case c(spec);
@@ -143,12 +134,7 @@ TEST(EmulatedScores, NearMinusTenThousandInFloat16) {
 TEST_P(EmulatedKernel, OneKeyHasNoGradientOfScores) {
   if (GetParam()->pass == Pass::forward || GetParam()->dtypes == kF32) return;
   emulator::adding = emulator::Adding::cut_off;
-  CaseSpec spec = sized(40, 1);
-  Case c(spec);
-  EXPECT_TRUE(kit::passes(check::check_kernel(*GetParam(), c)));
-  for (const check::Array* grad : {&c.grad_q, &c.grad_k}) {
-    grad->each([&](const check::Index&, std::int64_t at) { EXPECT_EQ(grad->get(at), 0); });
-  }
+  kit::expect_no_gradient_of_scores(*GetParam(), sized(40, 1));
 }
 
 }  // namespace

@@ -43,6 +43,14 @@ void expect_case(const check::CaseSpec& spec) {
   EXPECT_GT(served, 0) << check::describe(spec);
 }
 
+void expect_no_gradient_of_scores(const Kernel& kernel, const check::CaseSpec& spec) {
+  check::Case c(spec);
+  EXPECT_TRUE(passes(check::check_kernel(kernel, c)));
+  for (const check::Array* grad : {&c.grad_q, &c.grad_k}) {
+    grad->each([&](const check::Index&, std::int64_t at) { EXPECT_EQ(grad->get(at), 0) << kernel.name; });
+  }
+}
+
 namespace {
 
 double factor() {

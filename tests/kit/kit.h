@@ -17,6 +17,10 @@ void expect_sweep(const std::vector<const Kernel*>& kernels, const check::Sweep&
 /// Expects one hand-made case to pass on every kernel of this machine that serves it, with 1 and 3 threads.
 void expect_case(const check::CaseSpec& spec);
 
+/// Expects a backward on rows that see one key to be right, with dQ and dK 0 to the bit: dP and D have the same
+/// products, and are summed alike.
+void expect_no_gradient_of_scores(const Kernel& kernel, const check::CaseSpec& spec);
+
 /// One head, head_dim_v as head_dim.
 check::CaseSpec sized(Pass pass, DType dtype, std::int64_t seq_q, std::int64_t seq_k, std::int64_t dim);
 inline check::CaseSpec sized(DType dtype, std::int64_t seq_q, std::int64_t seq_k, std::int64_t dim) {
