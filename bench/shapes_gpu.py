@@ -23,7 +23,7 @@ from compare_gpu import BACKENDS, DTYPES, agree, graphed, heads_first, interleav
 from onepass_c import BACKWARD, FORWARD, Library
 
 
-BESIDE = ("dims", "window", "gqa", "varlen")  # sections that --kernels is for
+BESIDE = ("window", "gqa", "varlen")  # sections that --kernels and FlashAttention-2 are for
 
 
 class Shape:
@@ -92,7 +92,7 @@ class Shape:
                                                                 self.most, self.most, **more))
             return lambda: first(fa3.flash_attn_func(self.q, self.k, self.v, **more))
         if name == "fa3" or self.window or self.lengths:
-            raise NotImplementedError(f"{name} has no such call")
+            raise NotImplementedError("no such call")
         q, k, v = map(heads_first, (self.q, self.k, self.v))
         if which == "bwd":
             q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
@@ -112,7 +112,7 @@ class Shape:
     def flash(self, which):
         """FlashAttention-2 as torch has it, which wants values as wide as keys."""
         if self.q.shape[-1] != self.v.shape[-1] or self.q.shape[-1] % 8 != 0:
-            raise NotImplementedError("flash has no such head_dim")
+            raise NotImplementedError("no such head_dim")
         more = {"window_size_left": self.window - 1, "window_size_right": 0} if self.window else {}
         causal = self.causal and not self.window  # a window to the right of 0 is the causal mask
         sizes = (self.starts, self.starts, self.most, self.most, 0.0, causal)
@@ -126,7 +126,7 @@ class Shape:
                                                                 state, unused, **more)
 
 
-def measure(lib, a, shape, which, kernels):
+def measure(lib, a, shape, which, kernels, peers):
     """({kernel: median ms}, {peer: median ms}); the results agree with each peer's."""
     parties, written = {}, {}
     for kernel in kernels:
@@ -137,7 +137,7 @@ def measure(lib, a, shape, which, kernels):
             continue
         call()
         parties[name], written[name] = call, results
-    for peer in a.peers:
+    for peer in peers:
         try:
             call = shape.peer(peer, which)
             theirs = call()
@@ -154,11 +154,11 @@ def measure(lib, a, shape, which, kernels):
             {name: ms for name, ms in times.items() if name not in written})
 
 
-def alone(lib, a, shape, which, kernels):
+def alone(lib, a, shape, which, kernels, peers):
     """Each party for `a.seconds`, of which the second half counts."""
     ours, theirs = {}, {}
     call, _, kernel = shape.ours(lib, which, kernels[0])
-    for name in (kernel, *a.peers):
+    for name in (kernel, *peers):
         try:
             replay, calls = graphed(call if name == kernel else shape.peer(name, which), 20)
         except (RuntimeError, ImportError, NotImplementedError) as error:
@@ -241,9 +241,10 @@ def main():
             continue
         shape = make()
         kernels = [t.format(**{"pass": which, "d": bucket(shape), "dtype": a.dtype}) for t in a.kernels]
+        peers = a.peers
         if section not in BESIDE:
-            kernels = kernels[:1]
-        ours, theirs = how(lib, a, shape, which, kernels)
+            kernels, peers = kernels[:1], [p for p in peers if p != "flash"]
+        ours, theirs = how(lib, a, shape, which, kernels, peers)
         for kernel, mine in ours.items():
             best = min(theirs.values(), default=None)
             ms = {"onepass": mine, **theirs}
