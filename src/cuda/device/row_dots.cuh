@@ -36,24 +36,56 @@ __device__ __forceinline__ uint2 load_four(const void* g_row, bool aligned, int 
   return {x[0] | x[1] << 16, x[2] | x[3] << 16};
 }
 
+/// Elements [first, first + 8), likewise.
+__device__ __forceinline__ uint4 load_eight(const void* g_row, bool aligned, int first, int dim) {
+  if (g_row != nullptr && aligned && first + 8 <= dim) {
+    return *reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(g_row) + first);
+  }
+  const uint2 low = load_four(g_row, aligned, first, dim), high = load_four(g_row, aligned, first + 4, dim);
+  return {low.x, low.y, high.x, high.y};
+}
+
+/// Lane t of a quad has elements [8 t, 8 t + 8) of 32; it gets four of the first 16 (x, y), and four of the last (z,
+/// w).
+__device__ __forceinline__ uint4 halves_of_32(uint4 own) {
+  const bool last = threadIdx.x % 4 / 2 != 0;
+  const std::uint32_t x = __shfl_xor_sync(~0u, last ? own.x : own.z, 2);
+  const std::uint32_t y = __shfl_xor_sync(~0u, last ? own.y : own.w, 2);
+  return last ? uint4{x, y, own.z, own.w} : uint4{own.x, own.y, x, y};
+}
+
 /// A warp's 16 rows, of which lane 4 g + t holds rows g and g + 8: g_out and g_grad are those rows of O and dO (dim),
 /// null for rows that are not there. Returns the sums of rows g and g + 8 in the lane with t = g / 2, which is the one
 /// that owns_row_dots.
 template <class T, int kCols>
 __device__ __forceinline__ float2 row_dots(const void* const (&g_out)[2], bool out_aligned,
                                            const void* const (&g_grad)[2], bool grad_aligned, int dim) {
+  static_assert(kCols % 32 == 0);
+  constexpr int kParts = kCols / 32, kAtOnce = kParts % 4 == 0 ? 4 : kParts % 3 == 0 ? 3 : kParts;  // of 32 columns
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   float upper[4] = {}, lower[4] = {};  // columns: rows 0 to 7 of dO, and 8 to 15
-#pragma unroll 8
-  for (int k = 0; k < kCols; k += 16) {
-    // Any order of the 16 columns will do: a lane's four are neighbours in memory.
-    const uint2 a0 = load_four(g_out[0], out_aligned, k + 4 * t, dim);
-    const uint2 a1 = load_four(g_out[1], out_aligned, k + 4 * t, dim);
-    const uint2 b0 = load_four(g_grad[0], grad_aligned, k + 4 * t, dim);
-    const uint2 b1 = load_four(g_grad[1], grad_aligned, k + 4 * t, dim);
-    const std::uint32_t a[4] = {a0.x, a1.x, a0.y, a1.y};
-    ptx::mma_16x8x16<T>(upper, a, b0.x, b0.y);
-    ptx::mma_16x8x16<T>(lower, a, b1.x, b1.y);
+#pragma unroll 1
+  for (int part = 0; part < kParts; part += kAtOnce) {
+    uint4 out[kAtOnce][2], grad[kAtOnce][2];  // all on their way before the first is used
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        out[i][half] = load_eight(g_out[half], out_aligned, (part + i) * 32 + 8 * t, dim);
+        grad[i][half] = load_eight(g_grad[half], grad_aligned, (part + i) * 32 + 8 * t, dim);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      // Any order of 16 columns will do.
+      const uint4 a0 = halves_of_32(out[i][0]), a1 = halves_of_32(out[i][1]);
+      const uint4 b0 = halves_of_32(grad[i][0]), b1 = halves_of_32(grad[i][1]);
+      const std::uint32_t first[4] = {a0.x, a1.x, a0.y, a1.y}, last[4] = {a0.z, a1.z, a0.w, a1.w};
+      ptx::mma_16x8x16<T>(upper, first, b0.x, b0.y);
+      ptx::mma_16x8x16<T>(lower, first, b1.x, b1.y);
+      ptx::mma_16x8x16<T>(upper, last, b0.z, b0.w);
+      ptx::mma_16x8x16<T>(lower, last, b1.z, b1.w);
+    }
   }
   return {g % 2 == 0 ? upper[0] : upper[1], g % 2 == 0 ? lower[2] : lower[3]};
 }

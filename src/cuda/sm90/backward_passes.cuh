@@ -13,24 +13,27 @@ namespace onepass::cuda::sm90 {
 
 inline constexpr int kPassThreads = 256;
 
+/// Threads of a block of backward_prepare: a warp takes 16 query rows.
+template <class C>
+inline constexpr int kPrepareThreads = 2 * C::kBlockQ;
+
 /// Statistics of a query tile of one head, and its dQ set to 0.
 template <class C>
-__device__ __forceinline__ void prepare_rows(const BackwardParams& p, std::int64_t index) {
+__device__ __forceinline__ void prepare_rows(const BackwardParams& p, int head, std::int64_t tile) {
   using T = typename C::T;
-  const int head = static_cast<int>(index / p.tiles);
-  const std::int64_t tile = index % p.tiles;
   const TileOwner owner = tile_owner(p.mask.cu_seqlens_q, tile, p.batch, p.total_q, p.item_q_tiles, C::kBlockQ);
   const Sequence s = p.sequence(owner.b);
   const Extent x = seen(s);
-  const std::int64_t first = (tile - owner.first) * C::kBlockQ;
+  const std::int64_t first = (tile - owner.first) * C::kBlockQ, index = head * p.tiles + tile;
   if (first >= x.rows.size()) return;
   auto* const g_dq = reinterpret_cast<float4*>(p.dq + index * C::kDqFloats);
 #pragma unroll
-  for (int i = 0; i < C::kDqFloats / 4 / kPassThreads; ++i) g_dq[i * kPassThreads + threadIdx.x] = {0, 0, 0, 0};
+  for (int i = 0; i < C::kDqFloats / 4 / kPrepareThreads<C>; ++i) {
+    g_dq[i * kPrepareThreads<C> + threadIdx.x] = {0, 0, 0, 0};
+  }
 
   const BackwardOperands& o = p.operands;
   const int warp = threadIdx.x / 32;
-  if (16 * warp >= C::kBlockQ) return;
   const void *g_out[2], *g_grad[2];
   std::int64_t rows[2];
 #pragma unroll
@@ -61,10 +64,11 @@ __device__ __forceinline__ void prepare_rows(const BackwardParams& p, std::int64
 
 /// Blocks: heads_q tiles for the rows, then enough for a thread each key tile.
 template <class C>
-__global__ void __launch_bounds__(kPassThreads) backward_prepare(const __grid_constant__ BackwardParams p) {
+__global__ void __launch_bounds__(kPrepareThreads<C>) backward_prepare(const __grid_constant__ BackwardParams p) {
   const std::int64_t row_blocks = p.heads_q * p.tiles;
-  if (blockIdx.x < row_blocks) return prepare_rows<C>(p, blockIdx.x);
-  const std::int64_t index = (blockIdx.x - row_blocks) * kPassThreads + threadIdx.x;
+  // Heads first: in memory their rows are neighbours.
+  if (blockIdx.x < row_blocks) return prepare_rows<C>(p, blockIdx.x % p.heads_q, blockIdx.x / p.heads_q);
+  const std::int64_t index = (blockIdx.x - row_blocks) * kPrepareThreads<C> + threadIdx.x;
   if (index == 0) *p.next_tile = 0;
   if (index < p.key_tiles * p.heads_kv) p.plan[index] = plan_key_tile<C>(p, index);
 }
@@ -82,9 +86,8 @@ __global__ void __launch_bounds__(32 * 4 * C::kPieces) backward_finish(const __g
   // (16, piece) of each warp, the 16-byte parts of a row permuted so that eight rows fill the banks.
   auto* const s_rows = reinterpret_cast<unsigned char(*)[16 * kLanes * 16]>(ptx::dynamic_shared());
   const auto place = [](int row, int column) { return (row * kLanes + (column ^ (row / (8 / kLanes) % kLanes))) * 16; };
-  const std::int64_t index = blockIdx.x;
-  const int head = static_cast<int>(index / p.tiles);
-  const std::int64_t tile = index % p.tiles;
+  const int head = blockIdx.x % p.heads_q;
+  const std::int64_t tile = blockIdx.x / p.heads_q, index = head * p.tiles + tile;
   const TileOwner owner = tile_owner(p.mask.cu_seqlens_q, tile, p.batch, p.total_q, p.item_q_tiles, C::kBlockQ);
   const Sequence s = p.sequence(owner.b);
   const std::int64_t rows_of_item = item_rows(p.mask.cu_seqlens_q, owner.b, s.q_row, p.seq_q, p.total_q);
