@@ -1,6 +1,7 @@
 // What the rungs are written in: tiles in shared memory, 16 x 16 blocks in a warp's registers, their products.
 #pragma once
 
+#include "cuda/device/quad.cuh"
 #include "cuda/device/swizzle.cuh"
 #include "cuda/host/launch.h"
 #include "cuda/ladder/ladder.h"
@@ -29,14 +30,6 @@ __device__ inline bool first_of_quad() {
   return place_in_quad() == 0;
 }
 
-__device__ inline float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-}
-__device__ inline float quad_sum(float x) {
-  x += __shfl_xor_sync(~0u, x, 1);
-  return x + __shfl_xor_sync(~0u, x, 2);
-}
 /// m, or 0 where a row has seen nothing: -inf minus -inf is NaN.
 __device__ inline float reference(float m) {
   return m == -INFINITY ? 0.0f : m;

@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "cuda/device/quad.cuh"
 #include "cuda/device/swizzle.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/matrix.cuh"
@@ -189,8 +190,7 @@ struct ForwardBlock {
 #pragma unroll
       for (int n = 0; n < kColumnTiles; ++n)
         x = fmaxf(x, fmaxf(r_s[r / 2][n][r % 2 * 2], r_s[r / 2][n][r % 2 * 2 + 1]));
-      x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-      x = fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+      x = quad_max(x);
       const bool had = (without >> r & 1) == 0;
       const float shift = had ? fmaxf(r_shift[r], x * c) : x * c;
       alpha[r] = had ? ptx::exp2_approx(r_shift[r] - shift) : 0;
@@ -247,9 +247,7 @@ struct ForwardBlock {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const int row = r / 2 * 16 + r % 2 * 8 + lane / 4;
-      float sum = r_sum[r];
-      sum += __shfl_xor_sync(~0u, sum, 1);
-      sum += __shfl_xor_sync(~0u, sum, 2);
+      const float sum = quad_sum(r_sum[r]);
       r_sum[r] = sum == 0 ? 0 : 1 / sum;
       if (g_lse != nullptr && lane % 4 == 0 && row < rows)
         g_lse[row] = sum == 0 ? -kInfinity : fmaf(r_shift[r], kLn2, logf(sum));

@@ -11,6 +11,7 @@
 //    it, marks the rows for repair.
 #pragma once
 
+#include "cuda/device/quad.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/sm90/forward_config.cuh"
 
@@ -19,15 +20,6 @@ namespace onepass::cuda::sm90 {
 inline constexpr float kLazyGrowth = 8;             // log2
 inline constexpr float kScaleSum = 16777216.f;      // 2^24
 inline constexpr float kRepairSum = 7.9228163e28f;  // 2^96
-
-__device__ __forceinline__ float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-}
-__device__ __forceinline__ float quad_sum(float x) {
-  x += __shfl_xor_sync(~0u, x, 1);
-  return x + __shfl_xor_sync(~0u, x, 2);
-}
 
 struct RowState {
   float reference[2];  // log2, of scaled scores; -inf: the row has seen no key

@@ -1,0 +1,15 @@
+// Reductions over a quad: the four lanes that hold a row of a matrix product's fragment.
+#pragma once
+
+namespace onepass::cuda {
+
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+}  // namespace onepass::cuda
