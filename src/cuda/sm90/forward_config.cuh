@@ -68,8 +68,9 @@ struct ForwardConfig {
   /// row need not follow its maximum.
   static constexpr bool kFixedReference = std::is_same_v<T, __nv_bfloat16>;
   static constexpr int kTileSlots = 4;
-  /// A consumer looks the next tile up while it waits, where it has registers to keep it.
-  static constexpr bool kLooksAhead = kHeadDimV > 64;
+  /// The last tile's LSE is written together with its O, in the second step of the next one, where there are registers
+  /// to keep its sums; else in the first.
+  static constexpr bool kEndsAtOnce = kHeadDimV > 64;
   static constexpr int kQBytes = kPanels * kBlockQ * 128, kKBytes = kPanels * kBlockK * 128,
                        kVBytes = kPanelsV * kBlockK * 128, kOutBytes = kTile.out_panels * 64 * 128;
 

@@ -58,7 +58,8 @@ class ForwardConsumer {
           step<kGeneral>(block--, accumulate);
           accumulate = 1;
 #pragma unroll 1
-          for (; block >= blocks_.inner_first && block <= blocks_.inner_last; --block) step<kInner>(block, 1);
+          for (; block >= blocks_.inner_first && block <= blocks_.inner_last && !outgrown_; --block)
+            step<kInner>(block, 1);
         }
         skipped = blocks_.left;
         skip(shared_.k_full, shared_.k_empty, k_at_, skipped);
@@ -180,7 +181,7 @@ class ForwardConsumer {
     }
     if (seen.end < kBlockK || seen.begin > 0) {
       const int row = first_row(block);
-      hide_unseen<kBlockK>(r_s_, seen, tile().lo + row, tile().hi + row, tile().k_length - block * kBlockK, lane());
+      hide_unseen<kBlockK>(r_s_, tile().lo + row, tile().hi + row, tile().k_length - block * kBlockK, lane());
     }
     if constexpr (kStep == kFirst) {
       if (C::kFixedReference && seen.begin <= 0 && seen.end > 0) {
@@ -240,13 +241,15 @@ class ForwardConsumer {
     Seen seen;
     if constexpr (kStep != kInner) {
       seen = seen_in(block);
-      if (pending_) write_out(tile_at_ - (kStep == kFirst ? 3 : 2));
+      if (pending_) end_tile(tile_at_ - (kStep == kFirst ? 3 : 2));
       pending_ = kStep == kFirst;
     }
-    if constexpr (C::kFixedReference && kStep != kFirst) keep_range();
+    if constexpr (C::kFixedReference && kStep == kInner) outgrown_ = __any_sync(~0u, outgrown(kScaleSum));
+    if constexpr (C::kFixedReference && kStep == kGeneral) keep_range();
     if constexpr (kStep == kFirst) {
       find_next();
-      finish_rows(tile_at_ - 2);
+      finished_ = rows_;
+      if constexpr (!C::kEndsAtOnce) finish_rows(shared_.tiles[(tile_at_ - 2) % C::kTileSlots]);
     }
 
     wait(shared_.v_full, v_at_, C::kStages);
@@ -275,8 +278,9 @@ class ForwardConsumer {
 
   /// The last tile's last product, and what is still to be written.
   __device__ __forceinline__ void finish(int accumulate) {
-    if (pending_) write_out(tile_at_ - 3);
+    if (pending_) end_tile(tile_at_ - 3);
     pending_ = false;
+    finished_ = rows_;
     await_turn();
     wait(shared_.v_full, v_at_, C::kStages);
     ptx::keep(r_o_);
@@ -285,39 +289,48 @@ class ForwardConsumer {
     multiply_values(accumulate);
     ptx::wgmma_commit();
     pass_turn();
-    finish_rows(tile_at_ - 2);
+    const RowTile tile = shared_.tiles[(tile_at_ - 2) % C::kTileSlots];
+    finish_rows(tile);
     ptx::wgmma_wait<0>();
     ptx::keep(r_o_);
     release(shared_.v_empty, v_at_++, C::kStages);
-    write_out(tile_at_ - 2);
+    write_out(tile, tile_at_ - 2);
   }
 
-  /// The rows of the finished tile `at`: their LSE, and the factor that O still
+  /// What is left of the finished tile `at`. Its description is copied: fields
+  /// read one by one would come one after the other, from memory that products
+  /// keep busy.
+  __device__ __forceinline__ void end_tile(unsigned at) {
+    const RowTile tile = shared_.tiles[at % C::kTileSlots];
+    if constexpr (C::kEndsAtOnce) finish_rows(tile);
+    write_out(tile, at);
+  }
+
+  /// The rows of the finished tile: their LSE, and the factor that O still
   /// needs.
-  __device__ __forceinline__ void finish_rows(unsigned at) {
-    const RowTile& tile = shared_.tiles[at % C::kTileSlots];
+  __device__ __forceinline__ void finish_rows(const RowTile& tile) {
     const int thread = this_thread();
+    const int now = C::kFixedReference ? to_repair().now : 0;
     bool beyond = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = row_of(r, thread);
-      const float sum = quad_sum(rows_.sum[r]);
+      const float sum = quad_sum(finished_.sum[r]);
       const bool empty = sum == 0 || row >= tile.real_rows;
       beyond |= !(sum < kRepairSum) && !empty;
       inverse_[r] = empty ? 0.f : __fdividef(1.f, sum);
       if (p_.lse && thread % 4 == 0 && row < tile.rows) {
         *p_.lse.row(tile.batch, tile.head, tile.q_row + row) =
-            empty ? -INFINITY : (rows_.reference[r] + ptx::log2_approx(sum)) * 0.69314718f;
+            empty ? -INFINITY : (finished_.reference[r] + ptx::log2_approx(sum)) * 0.69314718f;
       }
     }
     if constexpr (C::kFixedReference) {
-      if (__any_sync(~0u, beyond) || to_repair().now) remember(tile);
+      if (__any_sync(~0u, beyond) || now) remember(tile);
     }
   }
 
-  /// O of the finished tile `at`.
-  __device__ __forceinline__ void write_out(unsigned at) {
-    const RowTile& tile = shared_.tiles[at % C::kTileSlots];
+  /// O of the finished tile, in slot `at`.
+  __device__ __forceinline__ void write_out(const RowTile& tile, unsigned at) {
     const int thread = this_thread();
     if (__any_sync(~0u,
                    inverse_[0] == 0 || inverse_[1] == 0)) {  // a row that saw no key: 0 whatever V held
@@ -363,12 +376,15 @@ class ForwardConsumer {
 
   // ---- Fixed references that were outgrown. What is rarely used lives in
   // shared memory.
+  __device__ __forceinline__ bool outgrown(float limit) const {
+    return !(fmaxf(rows_.sum[0], rows_.sum[1]) < limit);
+  }
   /// Scales sums beyond 2^24 down, with what O and P hold; marks the rows for
   /// repair where one block brought more than float32 can hold.
   __device__ __forceinline__ void keep_range() {
-    const float high = fmaxf(rows_.sum[0], rows_.sum[1]);
-    if (!__any_sync(~0u, !(high < kScaleSum))) return;
-    if (__any_sync(~0u, !(high < kRepairSum))) to_repair().now = 1;
+    outgrown_ = false;
+    if (!__any_sync(~0u, outgrown(kScaleSum))) return;
+    if (__any_sync(~0u, outgrown(kRepairSum))) to_repair().now = 1;
     float factor[2];
     scale_down(rows_, factor);
 #pragma unroll
@@ -419,9 +435,11 @@ class ForwardConsumer {
                                     // before, packed
   float r_o_[C::kHeadDimV / 2];     // (64, head_dim_v)
   RowState rows_;
-  float inverse_[2];      // of the finished tile's sums; 0: the row saw no key
-  bool pending_ = false;  // a finished tile's O is still in registers
-  bool drain_ = false;    // a list of rows to repair is full
+  RowState finished_;      // of the finished tile
+  float inverse_[2];       // of its sums; 0: the row saw no key
+  bool pending_ = false;   // its O is still in registers
+  bool outgrown_ = false;  // sums are large: the next step is a general one, which scales them down
+  bool drain_ = false;     // a list of rows to repair is full
 
   unsigned tile_at_ = 0, k_at_ = 0,
            v_at_ = 0;  // tiles and slots taken so far; a tile has one slot of Q
