@@ -181,7 +181,7 @@ class ForwardConsumer {
     }
     if (seen.end < kBlockK || seen.begin > 0) {
       const int row = first_row(block);
-      hide_unseen<kBlockK>(r_s_, tile().lo + row, tile().hi + row, tile().k_length - block * kBlockK, lane());
+      hide_unseen<kBlockK>(r_s_, seen, tile().lo + row, tile().hi + row, tile().k_length - block * kBlockK, lane());
     }
     if constexpr (kStep == kFirst) {
       if (C::kFixedReference && seen.begin <= 0 && seen.end > 0) {
@@ -189,7 +189,7 @@ class ForwardConsumer {
       } else {
         start_rows(r_s_, rows_, p_.scale_log2);
       }
-    } else if (!C::kFixedReference || block < blocks_.inner_first || block > blocks_.inner_last) {
+    } else if (!C::kFixedReference || block > blocks_.inner_last) {  // further left every row has seen a key
       scale = follow_maximum(r_s_, rows_, p_.scale_log2, factor);
     }
     if (seen.any_end <= kBlockK / 2) {
