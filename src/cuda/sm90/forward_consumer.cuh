@@ -149,21 +149,22 @@ class ForwardConsumer {
   }
   // Read again where rarely needed, so that no register holds them, or what
   // follows from them.
-  __device__ __forceinline__ static int this_thread() {  // in the warpgroup
+  /// The thread in its warpgroup; unsigned, so that / and % take one instruction.
+  __device__ __forceinline__ static unsigned this_thread() {
     return ptx::recomputed(static_cast<int>(threadIdx.x % 128));
   }
   __device__ __forceinline__ static int lane() {
     return ptx::recomputed(static_cast<int>(threadIdx.x % 32));
   }
   /// Row r (0 or 1) of this thread, in the tile.
-  __device__ __forceinline__ int row_of(int r, int thread) const {
+  __device__ __forceinline__ int row_of(int r, unsigned thread) const {
     return 64 * warpgroup_ + thread / 32 * 16 + thread % 32 / 4 + 8 * r;
   }
 
   // ---- Softmax of the scores in hand, those of `block`.
   /// The warp's first row, counted as the block's columns are.
   __device__ __forceinline__ int first_row(int block) const {
-    return row_of(0, this_thread() & ~31) - block * kBlockK;
+    return row_of(0, this_thread() & ~31u) - block * kBlockK;
   }
   __device__ __forceinline__ Seen seen_in(int block) const {
     const int row = first_row(block), hi = tile().hi + row, length = tile().k_length - block * kBlockK;
@@ -309,7 +310,7 @@ class ForwardConsumer {
   /// The rows of the finished tile: their LSE, and the factor that O still
   /// needs.
   __device__ __forceinline__ void finish_rows(const RowTile& tile) {
-    const int thread = this_thread();
+    const unsigned thread = this_thread();
     const int now = C::kFixedReference ? to_repair().now : 0;
     bool beyond = false;
 #pragma unroll
@@ -331,7 +332,7 @@ class ForwardConsumer {
 
   /// O of the finished tile, in slot `at`.
   __device__ __forceinline__ void write_out(const RowTile& tile, unsigned at) {
-    const int thread = this_thread();
+    const unsigned thread = this_thread();
     if (__any_sync(~0u,
                    inverse_[0] == 0 || inverse_[1] == 0)) {  // a row that saw no key: 0 whatever V held
 #pragma unroll
@@ -342,7 +343,7 @@ class ForwardConsumer {
     // Read between two barriers, so that all warps read the same.
     if constexpr (C::kFixedReference) drain_ = uniform(shared_.drain[warpgroup_]) != 0;
     constexpr int kAtOnce = C::kTile.out_panels;
-    const int in_warpgroup = thread / 32 * 16 + thread % 16;  // the row whose chunks this lane addresses
+    const unsigned in_warpgroup = thread / 32 * 16 + thread % 16;  // the row whose chunks this lane addresses
     const std::uint32_t staged = ptx::shared_address(shared_.out[warpgroup_]);
     const int rows = clamp_to(tile.rows - 64 * warpgroup_, 0, 64);
 #pragma unroll
@@ -354,7 +355,7 @@ class ForwardConsumer {
 #pragma unroll
       for (int k = first * 4; k < min((first + kAtOnce) * 4, C::kHeadDimV / 16); ++k) {  // 16 columns
         const float* const o = r_o_ + 8 * k;
-        const int chunk = (k % 4 * 2 + thread % 32 / 16) ^ (in_warpgroup & 7);
+        const unsigned chunk = (k % 4 * 2 + thread % 32 / 16) ^ (in_warpgroup & 7);
         ptx::stmatrix_x4(
             staged + (k / 4 - first) * 64 * 128 + in_warpgroup * 128 + chunk * 16,
             ptx::pack<T>(o[0] * inverse_[0], o[1] * inverse_[0]), ptx::pack<T>(o[2] * inverse_[1], o[3] * inverse_[1]),
