@@ -155,9 +155,6 @@ const char* mismatch(const Kernel& kernel, const Problem& problem) {
       return "a head_dim that leaves 64 columns of the bucket empty";
     }
     if (max_of(problem.total_q, problem.total_k) >= (std::int64_t{1} << 29)) return "2^29 rows or more";
-    if (kernel.pass == Pass::backward && problem.deterministic == 1) {
-      return "the deterministic option";
-    }
   }
   return nullptr;
 }

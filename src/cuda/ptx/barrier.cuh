@@ -33,6 +33,18 @@ __device__ __forceinline__ void mbarrier_wait(std::uint32_t barrier, std::uint32
       "r"(parity)
       : "memory");
 }
+/// Whether that phase has ended, now.
+__device__ __forceinline__ bool mbarrier_test(std::uint32_t barrier, std::uint32_t parity) {
+  std::uint32_t done;
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
 
 /// Named barrier `id` (1 to 15; 0 is __syncthreads) of `threads` threads, those that only arrive among them.
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {

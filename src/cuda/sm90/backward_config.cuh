@@ -25,7 +25,7 @@ struct alignas(16) KeyTile {
   int steps;      // query tiles that see the keys; 0: nothing to do
   int lo, hi;     // row r sees the keys max(0, lo + r) <= j < min(keys, hi + r)
   int q_tile;     // row 0's query tile in the workspace, of each head
-  int unused;
+  int keys_left;  // from the tile's first to the last of the sequence that some row sees
 };
 
 /// The scalar parameters of all kernels of a call.
@@ -35,7 +35,8 @@ struct alignas(16) KeyTile {
 ///          product's registers
 ///   stats  (heads_q, tiles, 8, block_q / 4 + 4) float32: log2(e) LSE, then D, each by lane of a quad
 ///   plan   (key tiles heads_kv) KeyTile
-///   next_tile  uint32
+///   next_tile  uint32, and 60 bytes
+///   turns  (heads_q, tiles) uint32, of deterministic calls: how many key tiles have added to dQ
 struct BackwardParams {
   MaskSpec mask;
   BackwardOperands operands;
@@ -52,12 +53,16 @@ struct BackwardParams {
   float* stats;
   KeyTile* plan;
   unsigned* next_tile;
+  unsigned* turns;  // or null
   bool in_turn;  // blocks take the next tile when they are done with one; else each has a fixed share
 
   ONEPASS_INLINE Sequence sequence(std::int64_t b) const {
     return sequence_at(mask, b, seq_q, seq_k, total_q, total_k);
   }
 };
+
+/// Steps of a deterministic call that may be between the turn that was given and the report that the sums are in memory.
+inline constexpr unsigned kTurnSlots = 4;
 
 template <class T_, int kHeadDim, int kHeadDimV>
 struct BackwardConfig {
@@ -106,7 +111,10 @@ struct BackwardShared {
   std::uint64_t ds_empty[C::kTile.ds_slots];  // each dQ warp after its product; the writers wait
   std::uint64_t tile_full[2];                 // the scheduler has written the slot; all others wait
   std::uint64_t tile_wanted;                  // Q's loader has come to the last step of a tile; the scheduler waits
-  std::uint64_t tile_empty[2];                // each main and dQ warp, and each loader; the scheduler waits
+  std::uint64_t tile_empty[2];                // each main and dQ warp, loader, keeper of turns; the scheduler waits
+  std::uint64_t turn_full[kTurnSlots];        // its keeper has seen that it is this block's turn; dQ waits
+  std::uint64_t sums_full[kTurnSlots];        // each dQ warp's sums of the step are in memory; the turns' keeper asks
+  unsigned turns[kTurnSlots];                 // the keeper's own: of these steps
   KeyTile tiles[2];
 };
 

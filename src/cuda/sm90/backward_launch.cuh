@@ -19,7 +19,8 @@ struct Backward {
 
   static Tiles tiles() { return {C::kBlockQ, C::kBlockK, C::kStages, C::kThreads, kSharedBytes}; }
 
-  /// Bytes: heads_q tiles (4 block_q bucket + 8 block_q + 128) + 48 heads_kv key_tiles + 64, see BackwardParams.
+  /// Bytes: heads_q tiles (4 block_q bucket + 8 block_q + 128) + 48 heads_kv key_tiles + 64, and for a deterministic
+  /// call 4 heads_q tiles, see BackwardParams.
   static std::size_t workspace(const Problem& problem) { return static_cast<std::size_t>(layout(problem).bytes); }
 
   static Status run(const Problem& problem, const BackwardOperands& x, const Launch& launch) {
@@ -46,7 +47,7 @@ struct Backward {
   static constexpr std::int64_t kMostTiles = std::int64_t{1} << 30;
 
   struct Layout {
-    std::int64_t tiles, key_tiles, stats, plan, counter, bytes;  // offsets in bytes
+    std::int64_t tiles, key_tiles, stats, plan, counter, turns, bytes;  // offsets in bytes
   };
   static Layout layout(const Problem& p) {
     Layout x = {};
@@ -56,7 +57,8 @@ struct Backward {
     x.stats = p.heads_q * x.tiles * C::kDqFloats * 4;
     x.plan = x.stats + p.heads_q * x.tiles * C::kStatFloats * 4;
     x.counter = x.plan + x.key_tiles * p.heads_kv * static_cast<std::int64_t>(sizeof(KeyTile));
-    x.bytes = x.counter + 64;
+    x.turns = x.counter + 64;
+    x.bytes = x.turns + (p.deterministic == 1 ? 4 * p.heads_q * x.tiles : 0);
     return x;
   }
 
@@ -76,13 +78,15 @@ struct Backward {
     if (p.scale_log2 == 0) p.scale_log2 = std::numeric_limits<float>::min();  // so that a hidden score stays -inf
     p.hidden = p.scale_log2 < 0 ? std::numeric_limits<float>::infinity() : -std::numeric_limits<float>::infinity();
     const bool slope = problem.mask.causal || problem.mask.window_right >= 0;  // first keys are seen by most rows
-    p.section = slope ? section(problem) : 0;
-    p.in_turn = slope || problem.mask.varlen || has_lengths(problem.mask);
+    const bool ordered = problem.deterministic == 1;
+    p.section = slope || ordered ? section(problem) : 0;
+    p.in_turn = slope || ordered || problem.mask.varlen || has_lengths(problem.mask);
     char* const base = static_cast<char*>(launch.workspace);
     p.dq = reinterpret_cast<float*>(base);
     p.stats = reinterpret_cast<float*>(base + at.stats);
     p.plan = reinterpret_cast<KeyTile*>(base + at.plan);
     p.next_tile = reinterpret_cast<unsigned*>(base + at.counter);
+    if (ordered) p.turns = reinterpret_cast<unsigned*>(base + at.turns);
     return p;
   }
 

@@ -1,4 +1,5 @@
-// The loading warpgroup: warp 0 takes tiles of the plan, warp 1 loads Q and K, warp 2 dO, warp 3 V.
+// The loading warpgroup: warp 0 takes tiles of the plan, warp 1 loads Q and K, warp 2 dO, warp 3 V. In a deterministic
+// call warp 3 also takes the tiles, and warp 0 keeps the turns.
 #pragma once
 
 #include "cuda/ptx/async_copy.cuh"
@@ -19,21 +20,23 @@ struct RingPlace {
 };
 
 /// A whole warp hands out tiles that have work, and at last one without steps. It takes the next one late, when the one
-/// in hand is nearly loaded, so that the blocks end together.
-template <class C>
-__device__ void schedule_key_tiles(BackwardShared<C>& shared, const BackwardParams& p) {
+/// in hand is nearly loaded, so that the blocks end together. The warp calls then(n) when the nth is known to all.
+template <class C, class Then>
+__device__ void schedule_key_tiles(BackwardShared<C>& shared, const BackwardParams& p, Then then) {
   constexpr int kWords = sizeof(KeyTile) / 4, kSteps = offsetof(KeyTile, steps) / 4;
   const int lane = threadIdx.x % 32;
   const auto count = static_cast<unsigned>(p.key_tiles * p.heads_kv);
+  // Blocks of a deterministic call draw their first tile too: those that wait for others need not all be resident.
+  const bool ordered = p.turns != nullptr;
   unsigned index = blockIdx.x;
   for (unsigned done = 0;; ++done) {
     int word = 0;  // lane i: word i of the tile
     if (done > 0) ptx::mbarrier_wait(ptx::shared_address(&shared.tile_wanted), (done & 1) ^ 1);
-    for (bool first = done == 0;; first = false) {
+    for (bool first = done == 0 && !ordered;; first = false) {
       if (!first && p.in_turn) {
         unsigned taken = 0;
         if (lane == 0) taken = atomicAdd(p.next_tile, 1u);
-        index = __shfl_sync(~0u, taken, 0) + gridDim.x;
+        index = __shfl_sync(~0u, taken, 0) + (ordered ? 0 : gridDim.x);
       } else if (!first) {
         index += gridDim.x;
       }
@@ -45,6 +48,7 @@ __device__ void schedule_key_tiles(BackwardShared<C>& shared, const BackwardPara
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.tile_full[done % 2]));
     if (index >= count) return;
+    then(done);
   }
 }
 
@@ -109,28 +113,33 @@ __device__ void load_key_tiles(BackwardShared<C>& shared, const BackwardParams& 
   }
 }
 
-/// One thread loads 64 rows of V for their reader, who puts zeros there if there are none.
+/// One thread loads 64 rows of V of the nth tile, `done`, for their reader, unless there are none.
+template <class C>
+__device__ __forceinline__ void load_half(BackwardShared<C>& shared, const CUtensorMap& map_v, int half,
+                                          unsigned done) {
+  const std::uint32_t full = ptx::shared_address(&shared.v_full[half]);
+  const KeyTile& tile = shared.tiles[done % 2];
+  const int rows = min(tile.keys - 64 * half, 64);
+  ptx::mbarrier_wait(ptx::shared_address(&shared.v_empty[half]), (done & 1) ^ 1);
+  if (rows > 0) {
+    ptx::mbarrier_arrive_expect(full, C::kPanelsV * 64 * 128);
+#pragma unroll 1
+    for (int panel = 0; panel < C::kPanelsV; ++panel) {
+      ptx::tma_load(ptx::shared_address(&shared.v[(panel * C::kBlockK + 64 * half) * 128]), &map_v, full,
+                    box_at(64, panel, tile.k_row + 64 * half, rows, tile.kv_head, tile.batch));
+    }
+  } else {
+    ptx::mbarrier_arrive(full);
+  }
+  ptx::mbarrier_arrive(ptx::shared_address(&shared.tile_empty[done % 2]));
+}
 template <class C>
 __device__ void load_values(BackwardShared<C>& shared, const CUtensorMap& map_v, int half) {
-  const std::uint32_t full = ptx::shared_address(&shared.v_full[half]);
 #pragma unroll 1
   for (unsigned done = 0;; ++done) {
     ptx::mbarrier_wait(ptx::shared_address(&shared.tile_full[done % 2]), done / 2 & 1);
-    const KeyTile& tile = shared.tiles[done % 2];
-    if (tile.steps == 0) return;
-    const int rows = min(tile.keys - 64 * half, 64);
-    ptx::mbarrier_wait(ptx::shared_address(&shared.v_empty[half]), (done & 1) ^ 1);
-    if (rows > 0) {
-      ptx::mbarrier_arrive_expect(full, C::kPanelsV * 64 * 128);
-#pragma unroll 1
-      for (int panel = 0; panel < C::kPanelsV; ++panel) {
-        ptx::tma_load(ptx::shared_address(&shared.v[(panel * C::kBlockK + 64 * half) * 128]), &map_v, full,
-                      box_at(64, panel, tile.k_row + 64 * half, rows, tile.kv_head, tile.batch));
-      }
-    } else {
-      ptx::mbarrier_arrive(full);
-    }
-    ptx::mbarrier_arrive(ptx::shared_address(&shared.tile_empty[done % 2]));
+    if (shared.tiles[done % 2].steps == 0) return;
+    load_half<C>(shared, map_v, half, done);
   }
 }
 

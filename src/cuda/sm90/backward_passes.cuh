@@ -26,6 +26,7 @@ __device__ __forceinline__ void prepare_rows(const BackwardParams& p, int head, 
   const Extent x = seen(s);
   const std::int64_t first = (tile - owner.first) * C::kBlockQ, index = head * p.tiles + tile;
   if (first >= x.rows.size()) return;
+  if (p.turns != nullptr && threadIdx.x == 0) p.turns[index] = 0;
   auto* const g_dq = reinterpret_cast<float4*>(p.dq + index * C::kDqFloats);
 #pragma unroll
   for (int i = 0; i < C::kDqFloats / 4 / kPrepareThreads<C>; ++i) {

@@ -51,13 +51,14 @@ __device__ __forceinline__ std::int64_t item_rows(const std::int32_t* cu_seqlens
   return cu_seqlens == nullptr ? seq : clamp_to<std::int64_t>(cu_seqlens[b + 1] - first, 0, min_of(seq, total - first));
 }
 
-/// The key tile at place `index` of the order in which blocks take them.
+/// The key tile at place `index` of the order in which blocks take them. Deterministic calls take the last keys of a
+/// sequence first, so that a tile waits only for others that were taken before it.
 template <class C>
 __device__ KeyTile plan_key_tile(const BackwardParams& p, std::int64_t index) {
   std::int64_t head, tile;  // KV head, key tile of all items
   if (p.mask.varlen) {
-    head = index / p.key_tiles;
-    tile = index % p.key_tiles;
+    head = p.turns != nullptr ? index % p.heads_kv : index / p.key_tiles;
+    tile = p.turns != nullptr ? p.key_tiles - 1 - index / p.heads_kv : index % p.key_tiles;
   } else {
     std::int64_t of_all, in_item;  // KV head of all items
     if (p.section > 0) {
@@ -70,6 +71,7 @@ __device__ KeyTile plan_key_tile(const BackwardParams& p, std::int64_t index) {
       of_all = index / p.item_k_tiles;
       in_item = index % p.item_k_tiles;
     }
+    if (p.turns != nullptr) in_item = p.item_k_tiles - 1 - in_item;
     head = of_all % p.heads_kv;
     tile = of_all / p.heads_kv * p.item_k_tiles + in_item;
   }
@@ -95,7 +97,15 @@ __device__ KeyTile plan_key_tile(const BackwardParams& p, std::int64_t index) {
   out.lo = static_cast<int>(clamp_to<std::int64_t>(s.lo_shift + x.rows.begin - first_key, -kFarRow, kFarRow));
   out.hi = static_cast<int>(clamp_to<std::int64_t>(s.hi_shift + x.rows.begin - first_key, -kFarRow, kFarRow));
   out.q_tile = static_cast<int>(first_tile(p.mask.cu_seqlens_q, owner.b, p.total_q, p.item_q_tiles, C::kBlockQ));
+  out.keys_left = static_cast<int>(x.keys.size() - key);
   return out;
+}
+
+/// How many key tiles add to the query tile from `row` on before this one: those of later keys that it sees.
+template <class C>
+__device__ __forceinline__ int turn_of(const KeyTile& tile, int row) {
+  const int last_row = min(row + C::kBlockQ, tile.q_rows) - 1;
+  return (min(tile.hi + last_row, tile.keys_left) - 1) / C::kBlockK;
 }
 
 }  // namespace onepass::cuda::sm90

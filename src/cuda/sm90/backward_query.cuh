@@ -24,6 +24,12 @@ __device__ void accumulate_queries(BackwardShared<C>& shared, const BackwardPara
   const std::uint32_t ds_low = ptx::descriptor_low(ptx::shared_address(shared.ds));
   const std::uint32_t s_own = ptx::shared_address(shared.dq) + warp * kWarpFloats * 4;
   RingPlace<C::kTile.ds_slots> ds;
+  unsigned turn = 0;  // steps of a deterministic call
+  // Lane 0 tells the keeper of turns that what it has added is in memory.
+  const auto report = [&] {
+    ptx::bulk_wait();
+    ptx::mbarrier_arrive(ptx::shared_address(&shared.sums_full[(turn - 1) % kTurnSlots]));
+  };
   float r_dq[kColumns / 2];
 #pragma unroll 1
   for (unsigned done = 0;; ++done) {
@@ -66,7 +72,14 @@ __device__ void accumulate_queries(BackwardShared<C>& shared, const BackwardPara
             // The warp's quarter of a piece: its 16 rows, in the order of the registers.
             const int piece = product * (kColumns / C::kPiece) + part;
             const float* const r = r_dq + part * (C::kPiece / 2);
-            if (lane == 0) ptx::bulk_wait_read_but<kSlots - 1>();
+            const bool first = piece == 0 && p.turns != nullptr;
+            if (lane == 0) {
+              if (!first) {
+                ptx::bulk_wait_read_but<kSlots - 1>();
+              } else if (head + step > 0) {
+                report();  // of the step before: late enough to wait for nothing
+              }
+            }
             __syncwarp();
             const std::uint32_t s_part = s_own + piece % kSlots * (C::kPieceFloats * 4);
 #pragma unroll
@@ -76,6 +89,10 @@ __device__ void accumulate_queries(BackwardShared<C>& shared, const BackwardPara
             ptx::fence_async_shared();
             __syncwarp();
             if (lane == 0) {
+              if (first) {
+                ptx::mbarrier_wait(ptx::shared_address(&shared.turn_full[turn % kTurnSlots]), turn / kTurnSlots & 1);
+                ++turn;
+              }
               ptx::bulk_reduce_add(g_dq + piece * C::kPieceFloats, s_part, kWarpFloats * 4);
               ptx::bulk_commit();
             }
@@ -86,7 +103,10 @@ __device__ void accumulate_queries(BackwardShared<C>& shared, const BackwardPara
       }
       g_dq += (p.tiles - steps) * C::kDqFloats;
     }
-    if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.k_empty[done % kKSlots]));
+    if (lane == 0) {
+      ptx::mbarrier_arrive(ptx::shared_address(&shared.k_empty[done % kKSlots]));
+      if (p.turns != nullptr) report();
+    }
   }
   if (lane == 0) ptx::bulk_wait();
 }

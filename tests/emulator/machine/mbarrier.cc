@@ -61,10 +61,14 @@ void mbarrier_arrive(std::uint32_t address, int bytes) {
   progress();
 }
 
+bool mbarrier_test(std::uint32_t address, std::uint32_t parity) {
+  if (parity > 1) fault("mbarrier parity %u", parity);
+  return Barrier::load(shared(address, 8, 8)).phase != static_cast<std::int64_t>(parity);
+}
+
 void mbarrier_wait(std::uint32_t address, std::uint32_t parity) {
   unsigned char* at = shared(address, 8, 8);
-  if (parity > 1) fault("mbarrier parity %u", parity);
-  while (Barrier::load(at).phase == static_cast<std::int64_t>(parity)) {
+  while (!mbarrier_test(address, parity)) {
     units(block()).sleepers[at].wait("mbarrier", static_cast<int>(address - kSharedBase));
   }
 }

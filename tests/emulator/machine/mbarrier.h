@@ -12,6 +12,8 @@ void mbarrier_init(std::uint32_t address, int count);
 /// Announces `bytes`, then arrives.
 void mbarrier_arrive(std::uint32_t address, int bytes = 0);
 void mbarrier_wait(std::uint32_t address, std::uint32_t parity);
+/// Whether the phase of that parity has ended.
+bool mbarrier_test(std::uint32_t address, std::uint32_t parity);
 /// `bytes` that were announced have come; `barrier` is the host's address of the barrier.
 void mbarrier_complete(Block& block, unsigned char* barrier, int bytes);
 

@@ -20,6 +20,11 @@ inline void mbarrier_arrive_expect(std::uint32_t barrier, int bytes) {
 inline void mbarrier_wait(std::uint32_t barrier, std::uint32_t parity) {
   emulator::mbarrier_wait(barrier, parity);
 }
+/// Asked in a loop until it is so: the others get their turn first.
+inline bool mbarrier_test(std::uint32_t barrier, std::uint32_t parity) {
+  emulator::pause();
+  return emulator::mbarrier_test(barrier, parity);
+}
 
 inline void named_barrier_sync(int id, int threads) {
   emulator::barrier(id, threads, true);
