@@ -96,6 +96,7 @@ Status run_check(const CheckOptions& options) {
       sweep.limits.pass = core_pass(pass);
       sweep.limits.dtypes = dtypes;
       sweep.limits.cuda = backend == Backend::cuda;
+      sweep.limits.deterministic = options.deterministic;
       if (sweep.limits.cuda && kernels.size() == 1) sweep.limits.row = kernels[0];
       sweep.first_seed = options.seed;
       sweep.cases = options.cases;

@@ -84,6 +84,7 @@ std::string describe(const CaseSpec& s) {
     append(text, " dropout=%g seed=%llu offset=%u%s", s.dropout_p, static_cast<unsigned long long>(s.dropout_seed),
            s.dropout_offset, s.dropout_state ? " state" : "");
   }
+  if (s.deterministic == 1) text += " deterministic";
   if (!s.lse) text += " no-lse";
   if (s.grad_lse) text += " grad_lse";
   if (s.bias && !s.grad_bias) text += " no-grad-bias";

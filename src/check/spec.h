@@ -82,8 +82,9 @@ struct Limits {
   unsigned dtypes = kF32 | kF16 | kBf16;
   std::int64_t max_head_dim = 256;
   std::int64_t max_seq = 300;
-  double work = 3e6;   // multiply-adds of Q K^T and P V, about
-  bool plain = false;  // no score modifiers
+  double work = 3e6;           // multiply-adds of Q K^T and P V, about
+  bool plain = false;          // no score modifiers
+  bool deterministic = false;  // every backward; else half of those for CUDA
   /// What CUDA kernels serve: plain, no NaN in V that only some rows see, nothing tiny in float32 (docs/cuda.md); half
   /// of the cases with aligned rows.
   bool cuda = false;

@@ -54,14 +54,15 @@ struct BackwardParams {
   KeyTile* plan;
   unsigned* next_tile;
   unsigned* turns;  // or null
-  bool in_turn;  // blocks take the next tile when they are done with one; else each has a fixed share
+  bool in_turn;     // blocks take the next tile when they are done with one; else each has a fixed share
 
   ONEPASS_INLINE Sequence sequence(std::int64_t b) const {
     return sequence_at(mask, b, seq_q, seq_k, total_q, total_k);
   }
 };
 
-/// Steps of a deterministic call that may be between the turn that was given and the report that the sums are in memory.
+/// Steps of a deterministic call that may be between the turn that was given and the report that the sums are in
+/// memory.
 inline constexpr unsigned kTurnSlots = 4;
 
 template <class T_, int kHeadDim, int kHeadDimV>

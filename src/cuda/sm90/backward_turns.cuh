@@ -1,11 +1,11 @@
 // Deterministic calls: the key tiles that see a query tile add to its dQ one after another, those of later keys first.
 //
-// A counter for each query tile of a head says how many have added. Whoever waits for the answer of the L2 cache loses a
-// microsecond, so the warpgroup of dQ never asks: a thread of the loading warpgroup goes ahead of it, waits for the turns
-// and passes them on, and reports sums that are in memory. Blocks take tiles in the order of the additions, so the one
-// that was taken first of all those not done waits for none, and every other for some that were taken before it. Rows
-// upwards from the first one that sees the keys then give tiles that begin together different query tiles under a
-// causal mask, the later keys ahead; without one a tile begins as the one before it leaves the first rows.
+// A counter for each query tile of a head says how many have added. Whoever waits for the answer of the L2 cache loses
+// a microsecond, so the warpgroup of dQ never asks: a thread of the loading warpgroup goes ahead of it, waits for the
+// turns and passes them on, and reports sums that are in memory. Blocks take tiles in the order of the additions, so
+// the one that was taken first of all those not done waits for none, and every other for some that were taken before
+// it. Rows upwards from the first one that sees the keys then give tiles that begin together different query tiles
+// under a causal mask, the later keys ahead; without one a tile begins as the one before it leaves the first rows.
 #pragma once
 
 #include "cuda/ptx/reduce.cuh"
@@ -45,8 +45,7 @@ class TurnKeeper {
   __device__ __forceinline__ void give(std::int64_t index, int before) {
     do {
       report();
-    } while (given_ - reported_ == kTurnSlots ||
-             ptx::load_acquire(p_.turns + index) != static_cast<unsigned>(before));
+    } while (given_ - reported_ == kTurnSlots || ptx::load_acquire(p_.turns + index) != static_cast<unsigned>(before));
     s_.turns[given_ % kTurnSlots] = static_cast<unsigned>(index);
     ptx::mbarrier_arrive(ptx::shared_address(&s_.turn_full[given_ % kTurnSlots]));
     ++given_;
