@@ -79,7 +79,7 @@ struct Backward {
     p.hidden = p.scale_log2 < 0 ? std::numeric_limits<float>::infinity() : -std::numeric_limits<float>::infinity();
     const bool slope = problem.mask.causal || problem.mask.window_right >= 0;  // first keys are seen by most rows
     const bool ordered = problem.deterministic == 1;
-    p.section = slope || ordered ? section(problem) : 0;
+    p.section = ordered ? ordered_section(problem) : slope ? section(problem) : 0;
     p.in_turn = slope || ordered || problem.mask.varlen || has_lengths(problem.mask);
     char* const base = static_cast<char*>(launch.workspace);
     p.dq = reinterpret_cast<float*>(base);
@@ -118,12 +118,21 @@ struct Backward {
   }
 
   /// KV heads whose Q, dO and sums of dQ the L2 cache holds beside each other.
-  static int section(const Problem& p) {
-    constexpr std::int64_t kCacheBytes = 40 << 20;
+  static int section(const Problem& p, std::int64_t cache_bytes = 40 << 20) {
     const std::int64_t heads = std::max<std::int64_t>(1, p.batch * p.heads_kv);
     const std::int64_t of_head =
         std::max<std::int64_t>(1, p.group() * p.seq_q * (2 * p.head_dim + 2 * p.head_dim_v + 4 * p.head_dim));
-    return static_cast<int>(std::clamp<std::int64_t>(kCacheBytes / of_head, 1, heads));
+    return static_cast<int>(std::clamp<std::int64_t>(cache_bytes / of_head, 1, heads));
+  }
+  /// Fewer where that makes the last section nearly as large as the others: blocks of few heads wait for each other's
+  /// turns. Of short rows, few key tiles of a head are under way at once, so that its sums come back later.
+  static int ordered_section(const Problem& p) {
+    constexpr std::int64_t kShortRows = 512;
+    const std::int64_t most = section(p, (p.seq_q <= kShortRows ? 20 : 40) << 20), heads = p.batch * p.heads_kv;
+    for (std::int64_t size = most; size > most / 2; --size) {
+      if (heads % size == 0 || 4 * (heads % size) >= 3 * size) return static_cast<int>(size);
+    }
+    return static_cast<int>(most);
   }
 };
 
