@@ -79,7 +79,7 @@ struct Backward {
     p.hidden = p.scale_log2 < 0 ? std::numeric_limits<float>::infinity() : -std::numeric_limits<float>::infinity();
     const bool slope = problem.mask.causal || problem.mask.window_right >= 0;  // first keys are seen by most rows
     const bool ordered = problem.deterministic == 1;
-    p.section = ordered ? ordered_section(problem) : slope ? section(problem) : 0;
+    p.section = ordered ? ordered_section(problem, slope) : slope ? section(problem) : 0;
     p.in_turn = slope || ordered || problem.mask.varlen || has_lengths(problem.mask);
     char* const base = static_cast<char*>(launch.workspace);
     p.dq = reinterpret_cast<float*>(base);
@@ -124,11 +124,12 @@ struct Backward {
         std::max<std::int64_t>(1, p.group() * p.seq_q * (2 * p.head_dim + 2 * p.head_dim_v + 4 * p.head_dim));
     return static_cast<int>(std::clamp<std::int64_t>(cache_bytes / of_head, 1, heads));
   }
-  /// Fewer where that makes the last section nearly as large as the others: blocks of few heads wait for each other's
-  /// turns. Of short rows, few key tiles of a head are under way at once, so that its sums come back later.
-  static int ordered_section(const Problem& p) {
-    constexpr std::int64_t kShortRows = 512;
-    const std::int64_t most = section(p, (p.seq_q <= kShortRows ? 20 : 40) << 20), heads = p.batch * p.heads_kv;
+  /// The same where blocks take turns. Of short rows, few key tiles of a head are under way at once, and its sums come
+  /// back late; along long ones without a mask the blocks of a head follow each other closely, so that more heads, and
+  /// fewer blocks of each, wait less. A last section much smaller than the others would wait most.
+  static int ordered_section(const Problem& p, bool slope) {
+    const std::int64_t megabytes = p.seq_q <= 1024 ? 20 : p.seq_q > 8192 && !slope ? 80 : 40;
+    const std::int64_t most = section(p, megabytes << 20), heads = p.batch * p.heads_kv;
     for (std::int64_t size = most; size > most / 2; --size) {
       if (heads % size == 0 || 4 * (heads % size) >= 3 * size) return static_cast<int>(size);
     }
