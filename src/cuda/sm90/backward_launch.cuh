@@ -32,7 +32,8 @@ struct Backward {
     const std::int64_t row_blocks = p.heads_q * p.tiles;
     const bool any = problem.total_q > 0 && problem.total_k > 0 && key_tiles > 0 && row_blocks > 0;
     if (any) {
-      ONEPASS_RETURN_IF_ERROR(cuda::launch(backward_prepare<C>, row_blocks + ceil_div(key_tiles, kPrepareThreads<C>),
+      const std::int64_t planned = p.turns != nullptr ? std::max(key_tiles, row_blocks) : key_tiles;
+      ONEPASS_RETURN_IF_ERROR(cuda::launch(backward_prepare<C>, row_blocks + ceil_div(planned, kPrepareThreads<C>),
                                            kPrepareThreads<C>, 0, launch, p));
       ONEPASS_RETURN_IF_ERROR(run_main(problem, x, p, launch));
     }

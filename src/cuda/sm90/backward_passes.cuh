@@ -26,7 +26,6 @@ __device__ __forceinline__ void prepare_rows(const BackwardParams& p, int head, 
   const Extent x = seen(s);
   const std::int64_t first = (tile - owner.first) * C::kBlockQ, index = head * p.tiles + tile;
   if (first >= x.rows.size()) return;
-  if (p.turns != nullptr && threadIdx.x == 0) p.turns[index] = 0;
   auto* const g_dq = reinterpret_cast<float4*>(p.dq + index * C::kDqFloats);
 #pragma unroll
   for (int i = 0; i < C::kDqFloats / 4 / kPrepareThreads<C>; ++i) {
@@ -63,7 +62,7 @@ __device__ __forceinline__ void prepare_rows(const BackwardParams& p, int head, 
   }
 }
 
-/// Blocks: heads_q tiles for the rows, then enough for a thread each key tile.
+/// Blocks: heads_q tiles for the rows, then enough for a thread each key tile, and, deterministic, each query tile.
 template <class C>
 __global__ void __launch_bounds__(kPrepareThreads<C>) backward_prepare(const __grid_constant__ BackwardParams p) {
   const std::int64_t row_blocks = p.heads_q * p.tiles;
@@ -71,6 +70,7 @@ __global__ void __launch_bounds__(kPrepareThreads<C>) backward_prepare(const __g
   if (blockIdx.x < row_blocks) return prepare_rows<C>(p, blockIdx.x % p.heads_q, blockIdx.x / p.heads_q);
   const std::int64_t index = (blockIdx.x - row_blocks) * kPrepareThreads<C> + threadIdx.x;
   if (index == 0) *p.next_tile = 0;
+  if (p.turns != nullptr && index < row_blocks) p.turns[index] = 0;
   if (index < p.key_tiles * p.heads_kv) p.plan[index] = plan_key_tile<C>(p, index);
 }
 
