@@ -127,11 +127,11 @@ TEST_P(HopperRow, LongRowsAndManyTiles) {
   for (CaseSpec* spec : {&wide, &many}) {
     for (const bool causal : {false, true}) {
       spec->causal = causal;
-      for (const int deterministic : {0, 1}) {
-        if (deterministic == 1 && kernel.pass == Pass::forward) continue;
-        spec->deterministic = deterministic;
-        expect_right(kernel, *spec, kit::first_seed());
-      }
+      expect_right(kernel, *spec, kit::first_seed());
+      if (kernel.pass == Pass::forward || spec == &wide) continue;
+      CaseSpec ordered = *spec;
+      ordered.deterministic = 1;
+      expect_right(kernel, ordered, kit::first_seed());
     }
   }
 }
