@@ -250,57 +250,64 @@ class BackwardBlock {
   __device__ __forceinline__ LaneRows<kQ> handed_over(int stage) const {
     return {s_ds(stage), first_key() + (lane_ & 15), lane_ >> 4};
   }
-  __device__ __forceinline__ void hand_over(int stage, const Weights<kM, kPart>& r_p) {
-    const LaneRows<kQ> rows = handed_over(stage);
-#pragma unroll
-    for (int m = 0; m < kM; ++m) {
-#pragma unroll
-      for (int n = 0; n < kPart; ++n) {
-        ptx::store_shared(rows.at(16 * m, 2 * n), r_p[m][n][0], r_p[m][n][1], r_p[m][n][2], r_p[m][n][3]);
-      }
-    }
-    ptx::named_barrier_arrive(kPair + key_warp(), 64);
+  __device__ __forceinline__ void hand_over(int stage, int m, int n, const Weights<kM, kPart>& r_p) {
+    ptx::store_shared(handed_over(stage).at(16 * m, 2 * n), r_p[m][n][0], r_p[m][n][1], r_p[m][n][2], r_p[m][n][3]);
   }
-  /// P of 16 keys.
-  __device__ __forceinline__ void take_over(int stage, int m, Weights<kM, kPart>& r_p) {
+  __device__ __forceinline__ void take_over(int stage, Weights<kM, kPart>& r_p) {
     const LaneRows<kQ> rows = handed_over(stage);
 #pragma unroll
     for (int n = 0; n < kPart; ++n) {
-      ptx::load_shared(rows.at(16 * m, 2 * n), r_p[m][n][0], r_p[m][n][1], r_p[m][n][2], r_p[m][n][3]);
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        ptx::load_shared(rows.at(16 * m, 2 * n), r_p[m][n][0], r_p[m][n][1], r_p[m][n][2], r_p[m][n][3]);
+      }
     }
     __syncwarp();  // all lanes have read before any writes dS there
   }
-  /// dS of a part to shared memory, for dQ.
-  __device__ __forceinline__ void store_ds(int stage, int part, const Weights<kM, kPart>& r_ds) {
+  /// dS of a part, or of one piece of it, to shared memory, for dQ.
+  __device__ __forceinline__ void store_ds(int stage, int part, const Weights<kM, kPart>& r_ds, int i) {
+    const Piece<kM> x(i);
     const LaneRows<kQ> rows(s_ds(stage), first_key() + lane_ / 4, 0);
+    ptx::store_shared(rows.at(16 * x.m + 8 * x.half, 2 * part * kPart + x.n) + lane_ % 4 * 4,
+                      r_ds[x.m][x.n / 2][x.register_of_weights()]);
+  }
+  __device__ __forceinline__ void store_ds(int stage, int part, const Weights<kM, kPart>& r_ds) {
 #pragma unroll
-    for (int m = 0; m < kM; ++m) {
-#pragma unroll
-      for (int n = 0; n < 2 * kPart; ++n) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          ptx::store_shared(rows.at(16 * m + 8 * half, 2 * part * kPart + n) + lane_ % 4 * 4,
-                            r_ds[m][n / 2][n % 2 * 2 + half]);
-        }
-      }
-    }
+    for (int i = 0; i < kPieces<kM, kPart>; ++i) store_ds(stage, part, r_ds, i);
   }
 
-  /// A step of the warps that compute P and dV.
+  /// A step of the warps that compute P and dV: the weights of 16 query rows between the products of the 16 before.
   __device__ __forceinline__ void add_dv(int stage, int tile, float (&r_dv)[kM][kDV / 8][4]) {
     Scores<kM, kPart> r_s;
     Weights<kM, kPart> r_p;
     score(stage, 0, r_s);
+    float lse[2 * kPart][2];
+    load_pairs(lse, s_lse(stage, 0), lane_);
+    const auto piece = [&](int i) { weigh<T, kM, kPart>(i, r_s, lse[Piece<kM>(i).n], p.scale_log2, r_p); };
+    if (scope().full(tile)) {
+      const auto pieces = [&](int begin, int end) {
 #pragma unroll
-    for (int n = 0; n < 2 * kPart; ++n) {
-      float lse[1][2];
-      load_pairs(lse, s_lse(stage, n), lane_);
+        for (int i = begin; i < end; ++i) {
+          piece(i);
+          const Piece<kM> x(i);
+          if (x.n % 2 == 1 && x.half == 1) hand_over(stage, x.m, x.n / 2, r_p);
+          if (i + 1 == kPieces<kM, kPart>) ptx::named_barrier_arrive(kPair + key_warp(), 64);
+        }
+      };
+      pieces(0, 4 * kM);
+      add_values(stage, 0, r_p, r_dv, [&](int at, int) { pieces_ahead<kM, kPart, kDV / 16>(at, pieces); });
+    } else {
 #pragma unroll
-      for (int i = 0; i < 2 * kM; ++i) weigh<T, kM, kPart>(2 * kM * n + i, r_s, lse[0], p.scale_log2, r_p);
+      for (int i = 0; i < kPieces<kM, kPart>; ++i) piece(i);
+      hide_part(tile, 0, r_p);
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int n = 0; n < kPart; ++n) hand_over(stage, m, n, r_p);
+      }
+      ptx::named_barrier_arrive(kPair + key_warp(), 64);
+      add_values(stage, 0, r_p, r_dv);
     }
-    hide_part(tile, 0, r_p);
-    hand_over(stage, r_p);
-    add_values(stage, 0, r_p, r_dv);
   }
 
   /// A step of the warps that compute dS and dK.
@@ -308,23 +315,28 @@ class BackwardBlock {
     Scores<kM, kPart> r_dp;
     Weights<kM, kPart> r_ds;
     score_gradient(stage, 0, r_dp);
+    float d[2 * kPart][2];
+    load_pairs(d, s_d(stage, 0), lane_);
     ptx::named_barrier_sync(kPair + key_warp(), 64);
+    take_over(stage, r_ds);
+    const auto piece = [&](int i) { differentiate<T, kM, kPart>(i, r_dp, d[Piece<kM>(i).n], r_ds); };
+    if (scope().full(tile)) {
+      const auto pieces = [&](int begin, int end) {
 #pragma unroll
-    for (int m = 0; m < kM; ++m) {
-      take_over(stage, m, r_ds);
-#pragma unroll
-      for (int n = 0; n < 2 * kPart; ++n) {
-        float d[1][2];
-        load_pairs(d, s_d(stage, n), lane_);
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          differentiate<T, kM, kPart>(2 * (n * kM + m) + half, r_dp, d[0], r_ds);
+        for (int i = begin; i < end; ++i) {
+          piece(i);
+          store_ds(stage, 0, r_ds, i);
         }
-      }
+      };
+      pieces(0, 4 * kM);
+      add_keys(stage, 0, r_ds, r_dk, [&](int at, int) { pieces_ahead<kM, kPart, kD / 16>(at, pieces); });
+    } else {
+#pragma unroll
+      for (int i = 0; i < kPieces<kM, kPart>; ++i) piece(i);
+      hide_part(tile, 0, r_ds);
+      store_ds(stage, 0, r_ds);
+      add_keys(stage, 0, r_ds, r_dk);
     }
-    hide_part(tile, 0, r_ds);
-    store_ds(stage, 0, r_ds);
-    add_keys(stage, 0, r_ds, r_dk);
   }
 
   /// A step of warps that compute everything: exponentials between the products of dP, dS between those of dV.

@@ -46,6 +46,15 @@ __device__ __forceinline__ void pieces_behind(int at, int count, F&& f) {
   for (int i = at * kAll / count; i < (at + 1) * kAll / count; ++i) f(i);
 }
 
+/// The pieces that belong behind block `at` of a product with weights that has kAcross blocks for each 16 query rows:
+/// those of the next 16 rows.
+template <int kM, int kN, int kAcross, class F>
+__device__ __forceinline__ void pieces_ahead(int at, F&& f) {
+  constexpr int kEach = 4 * kM;
+  const int begin = kEach + at * kEach / kAcross, end = kEach + (at + 1) * kEach / kAcross;
+  if (end <= kPieces<kM, kN>) f(begin, end);
+}
+
 /// A statistic of this lane's two query rows in each of kCount fragments. s_rows: of the first query row.
 template <int kCount>
 __device__ __forceinline__ void load_pairs(float (&r)[kCount][2], std::uint32_t s_rows, int lane) {
