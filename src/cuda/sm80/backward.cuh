@@ -236,11 +236,11 @@ class BackwardBlock {
     rows_q.lane += part * 16 * kPart * 2 * kD;
     multiply_add<T, kM, kD / 16, kPart>(r_dk, r_ds, rows_q, between);
   }
-  /// Statistics of the tile's rows from fragment `n` of 8 rows on.
-  __device__ __forceinline__ std::uint32_t s_lse(int stage, int n) const {
-    return s_stage(stage) + kStageStats + 32 * n;
+  /// Statistics of a part's rows.
+  __device__ __forceinline__ std::uint32_t s_lse(int stage, int part) const {
+    return s_stage(stage) + kStageStats + 64 * kPart * part;
   }
-  __device__ __forceinline__ std::uint32_t s_d(int stage, int n) const { return s_lse(stage, n) + 4 * kQ; }
+  __device__ __forceinline__ std::uint32_t s_d(int stage, int part) const { return s_lse(stage, part) + 4 * kQ; }
   __device__ __forceinline__ void hide_part(int tile, int part, Weights<kM, kPart>& r) const {
     if (!scope().full(tile)) hide<kM, kPart>(r, scope().mask(tile, kQ), part * 16 * kPart, first_key(), lane_);
   }
@@ -282,8 +282,12 @@ class BackwardBlock {
     Weights<kM, kPart> r_p;
     score(stage, 0, r_s);
     float lse[2 * kPart][2];
-    load_pairs(lse, s_lse(stage, 0), lane_);
-    const auto piece = [&](int i) { weigh<T, kM, kPart>(i, r_s, lse[Piece<kM>(i).n], p.scale_log2, r_p); };
+    load_statistic<kPart>(lse, 0, s_lse(stage, 0), lane_);
+    const auto piece = [&](int i) {
+      const int n = i / (4 * kM);
+      if (i % (4 * kM) == 0 && n + 1 < kPart) load_statistic<kPart>(lse, n + 1, s_lse(stage, 0), lane_);
+      weigh<T, kM, kPart>(i, r_s, lse[Piece<kM>(i).n], p.scale_log2, r_p);
+    };
     if (scope().full(tile)) {
       const auto pieces = [&](int begin, int end) {
 #pragma unroll
@@ -316,10 +320,14 @@ class BackwardBlock {
     Weights<kM, kPart> r_ds;
     score_gradient(stage, 0, r_dp);
     float d[2 * kPart][2];
-    load_pairs(d, s_d(stage, 0), lane_);
+    load_statistic<kPart>(d, 0, s_d(stage, 0), lane_);
     ptx::named_barrier_sync(kPair + key_warp(), 64);
     take_over(stage, r_ds);
-    const auto piece = [&](int i) { differentiate<T, kM, kPart>(i, r_dp, d[Piece<kM>(i).n], r_ds); };
+    const auto piece = [&](int i) {
+      const int n = i / (4 * kM);
+      if (i % (4 * kM) == 0 && n + 1 < kPart) load_statistic<kPart>(d, n + 1, s_d(stage, 0), lane_);
+      differentiate<T, kM, kPart>(i, r_dp, d[Piece<kM>(i).n], r_ds);
+    };
     if (scope().full(tile)) {
       const auto pieces = [&](int begin, int end) {
 #pragma unroll
@@ -349,7 +357,7 @@ class BackwardBlock {
       score(stage, part, r_s);
       {
         float lse[2 * kPart][2];
-        load_pairs(lse, s_lse(stage, 2 * part * kPart), lane_);
+        load_statistic<kPart>(lse, s_lse(stage, part), lane_);
         score_gradient(stage, part, r_dp, [&](int at, int count) {
           pieces_behind<kPieces<kM, kPart>>(
               at, count, [&](int i) { weigh<T, kM, kPart>(i, r_s, lse[Piece<kM>(i).n], p.scale_log2, r_p); });
@@ -365,7 +373,7 @@ class BackwardBlock {
         }
       }
       float d[2 * kPart][2];
-      load_pairs(d, s_d(stage, 2 * part * kPart), lane_);
+      load_statistic<kPart>(d, s_d(stage, part), lane_);
       add_values(stage, part, r_p, r_dv, [&](int at, int count) {
         pieces_behind<kPieces<kM, kPart>>(
             at, count, [&](int i) { differentiate<T, kM, kPart>(i, r_dp, d[Piece<kM>(i).n], r_ds); });

@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kPassThreads) backward_prepare(const __grid_co
       const bool empty = lse == -INFINITY;  // sees no key: P = 0 whatever its score
       float sum = half == 0 ? sums.x : sums.y;
       if (!empty && o.grad_lse) sum -= *o.grad_lse.row(b, head, s.q_row + rows[half]);
-      float* const g = g_stats + first + threadIdx.x % 32 / 4 + 8 * half;
+      float* const g = g_stats + statistic_place(first + threadIdx.x % 32 / 4 + 8 * half);
       g[0] = empty ? INFINITY : lse * 1.44269504088896341f;
       g[kQ] = empty ? 0 : sum;
     }

@@ -55,11 +55,16 @@ __device__ __forceinline__ void pieces_ahead(int at, F&& f) {
   if (end <= kPieces<kM, kN>) f(begin, end);
 }
 
-/// A statistic of this lane's two query rows in each of kCount fragments. s_rows: of the first query row.
-template <int kCount>
-__device__ __forceinline__ void load_pairs(float (&r)[kCount][2], std::uint32_t s_rows, int lane) {
+/// A statistic of this lane's rows of 16 query rows, in two fragments. s_rows: of the first row of all, as
+/// statistic_place has them.
+template <int kN>
+__device__ __forceinline__ void load_statistic(float (&r)[2 * kN][2], int n, std::uint32_t s_rows, int lane) {
+  ptx::load_shared(s_rows + 64 * n + lane % 4 * 16, r[2 * n][0], r[2 * n][1], r[2 * n + 1][0], r[2 * n + 1][1]);
+}
+template <int kN>
+__device__ __forceinline__ void load_statistic(float (&r)[2 * kN][2], std::uint32_t s_rows, int lane) {
 #pragma unroll
-  for (int n = 0; n < kCount; ++n) ptx::load_shared(s_rows + 4 * (8 * n + 2 * (lane % 4)), r[n][0], r[n][1]);
+  for (int n = 0; n < kN; ++n) load_statistic<kN>(r, n, s_rows, lane);
 }
 
 /// P = 2^(scale_log2 S - log2(e) LSE).
