@@ -45,6 +45,7 @@ class BackwardBlock {
   static constexpr int kOffsetScope = kOffsetDS + 2 * kBytesDS;
   static_assert(kOffsetScope + kTile.kScopeBytes == kTile.shared_bytes(kD, kDV));
   static_assert(sizeof(KeyScope) <= kTile.kScopeBytes);
+  static_assert(2 * kStageBytes >= 2 * kK * kD);  // dK leaves by way of the stages
 
   enum Barrier {
     kStep = 1,  // all threads: the stage of this step has landed, dS of the last is written, the other buffers are free
@@ -189,16 +190,15 @@ class BackwardBlock {
       at = after(at);
     }
     wait_for_copies();
-    ptx::named_barrier_sync(kStep, kThreads);
-    if (scope().tile_begin < scope().tile_end) add_dq(1 - stage, {p.group - 1, scope().tile_end - 1});
-    ptx::named_barrier_sync(kStep, kThreads);
+    ptx::named_barrier_sync(kStep, kThreads);  // from here on nobody reads V and the stages
     const auto& o = p.operands;
     if constexpr (kRole != Role::values) {
-      write<kD>(s_base() + kOffsetK, r_dk, p.scale, o.grad_k, p.head_dim, p.grad_k_aligned);
+      write<kD>(s_base() + kOffsetStages, r_dk, p.scale, o.grad_k, p.head_dim, p.grad_k_aligned);
     }
     if constexpr (kRole != Role::keys) {
       write<kDV>(s_base() + kOffsetV, r_dv, 1.0f, o.grad_v, p.head_dim_v, p.grad_v_aligned);
     }
+    if (scope().tile_begin < scope().tile_end) add_dq(1 - stage, {p.group - 1, scope().tile_end - 1});
   }
 
   __device__ __forceinline__ LaneRows<kD> rows_of_k() const {
@@ -416,7 +416,7 @@ class BackwardBlock {
     }
   }
 
-  /// This warp's rows of dK or dV, by way of its own rows of a tile that nobody reads any more.
+  /// This warp's rows of dK or dV, by way of its own rows of a place that nobody reads any more.
   template <int kCols>
   __device__ __forceinline__ void write(std::uint32_t s_tile, const float (&r)[kM][kCols / 8][4], float factor,
                                         const Tensor& grad, int dim, bool aligned) {
@@ -434,10 +434,13 @@ class BackwardBlock {
       }
     }
     __syncwarp();
-    const int first = first_key();
-    store_rows<kCols, 16 * kM>(grad.row(scope().b, scope().key_row + first, scope().kv_head), grad.stride_seq, s_own,
-                               scope().rows_left - first, scope().key_begin - first, scope().key_end - first, dim,
-                               aligned, lane_);
+    const int first = first_key(), begin = scope().key_begin - first, end = scope().key_end - first;
+    char* const g = grad.row(scope().b, scope().key_row + first, scope().kv_head);
+    if (begin <= 0 && end >= 16 * kM && dim == kCols && aligned) {
+      store_whole_rows<kCols, 16 * kM>(g, 2 * grad.stride_seq, s_own, lane_);
+    } else {
+      store_rows<kCols, 16 * kM>(g, grad.stride_seq, s_own, scope().rows_left - first, begin, end, dim, aligned, lane_);
+    }
   }
 
   const BackwardParams& p;
