@@ -16,6 +16,11 @@ struct TileMask {
     begin = max(i + lo, key_begin);
     end = row_begin <= i && i < row_end ? min(i + hi, key_end) : begin;
   }
+  /// The rows that see key j, empty if end <= begin.
+  __device__ __forceinline__ void rows(int j, int& begin, int& end) const {
+    begin = max(j - hi + 1, row_begin);
+    end = key_begin <= j && j < key_end ? min(j - lo + 1, row_end) : begin;
+  }
 };
 
 /// What one thread block works on: keys of a head of a sequence, and the query tiles that see them. In shared memory,
