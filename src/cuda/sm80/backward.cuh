@@ -34,7 +34,10 @@ class BackwardBlock {
   /// else all, since each part reads K and V anew.
   static constexpr int kPart = kTile.roles == 1 && kN % 2 == 0 ? 2 : kN;
   static constexpr int kParts = kN / kPart;
+  static constexpr int kDqWarps = kWarps / kTile.roles;  // warps that compute dQ
   static constexpr int kDqM = kN / kTile.dq_warps_q, kDqN = kD / 16 / kTile.dq_warps_d;
+  static constexpr int kDqAtOnce = kDqM * kDqN > 8 ? kDqN / 2 : kDqN;  // 16 columns each: their sums are in registers
+  static_assert(kDqN % kDqAtOnce == 0);
 
   // Shared memory, in bytes from its start.
   static constexpr int kOffsetK = 0, kOffsetV = kOffsetK + 2 * kK * kD;
@@ -58,7 +61,7 @@ class BackwardBlock {
 
   __device__ __forceinline__ void run() {
     if (threadIdx.x == 0) {
-      find_scope(p.deterministic ? atomicAdd(p.turns + p.heads_q * p.tiles * kWarps, 1u) : blockIdx.x);
+      find_scope(p.deterministic ? atomicAdd(p.turns + p.heads_q * p.tiles * kDqWarps, 1u) : blockIdx.x);
     }
     __syncthreads();  // all threads: the scope is written
     if (scope().rows_left <= 0) return;
@@ -120,7 +123,7 @@ class BackwardBlock {
     const std::int64_t first_tile = head * p.tiles + p.first_tile(k.b, k.sequence, kQ);
     k.g_stats = p.stats + first_tile * (2 * kQ);
     k.g_dq = p.dq_sum + first_tile * (kQ * kD);
-    k.g_turns = p.turns + first_tile * kWarps;
+    k.g_turns = p.turns + first_tile * kDqWarps;
     k.find_rows(kQ, kK);
   }
 
@@ -186,7 +189,7 @@ class BackwardBlock {
       if constexpr (kRole == Role::both) add_all(stage, at.tile, r_dv, r_dk);
       if constexpr (kRole == Role::values) add_dv(stage, at.tile, r_dv);
       if constexpr (kRole == Role::keys) add_dk(stage, at.tile, r_dk);
-      if (kRole != Role::keys && !first) add_dq(1 - stage, before(at));
+      if (kRole == Role::both && !first) add_dq(1 - stage, before(at));
       at = after(at);
     }
     wait_for_copies();
@@ -198,7 +201,9 @@ class BackwardBlock {
     if constexpr (kRole != Role::keys) {
       write<kDV>(s_base() + kOffsetV, r_dv, 1.0f, o.grad_v, p.head_dim_v, p.grad_v_aligned);
     }
-    if (scope().tile_begin < scope().tile_end) add_dq(1 - stage, {p.group - 1, scope().tile_end - 1});
+    if (kRole != Role::values && scope().tile_begin < scope().tile_end) {
+      add_dq(1 - stage, {p.group - 1, scope().tile_end - 1});
+    }
   }
 
   __device__ __forceinline__ LaneRows<kD> rows_of_k() const {
@@ -386,33 +391,40 @@ class BackwardBlock {
 
   /// dQ += dS K of a tile, this warp's part of it, in the order of the products' fragments.
   __device__ __forceinline__ void add_dq(int stage, Step at) {
-    const int warp_q = warp_ / kTile.dq_warps_d, warp_d = warp_ % kTile.dq_warps_d;
-    float r_dq[kDqM][2 * kDqN][4];
+    const int warp_q = key_warp() / kTile.dq_warps_d, warp_d = key_warp() % kTile.dq_warps_d;
     const int block_row = (lane_ & 7) + 8 * (lane_ >> 4), block_chunk = (lane_ >> 3) & 1;
     const LaneRows<kQ> rows_ds(s_ds(stage), block_row, 2 * warp_q + block_chunk);
     const LaneRows<kD> rows_k(s_base() + kOffsetK, (lane_ & 15), 2 * warp_d + (lane_ >> 4));
-    multiply_columns<T, kDqM, kTile.dq_warps_q, kDqN, kTile.dq_warps_d, kK>(r_dq, rows_ds, rows_k);
     const std::int64_t index = relative_tile(at.g, at.tile);
-    unsigned* g_turn = nullptr;
-    if (p.deterministic) {
-      g_turn = scope().g_turns + index * kWarps + warp_;
-      const auto turn = static_cast<unsigned>(scope().key_block - scope().first_block(at.tile, kQ, kK));
-      while (__shfl_sync(0xffffffffu, ptx::load_acquire(g_turn), 0) != turn) {  // the whole warp or none of it
-      }
-    }
     float* g_dq = scope().g_dq + index * (kQ * kD) + (warp_q * (kD / 8) + 2 * warp_d) * 128 + lane_;
 #pragma unroll
-    for (int m = 0; m < kDqM; ++m) {
+    for (int first = 0; first < kDqN; first += kDqAtOnce) {
+      float r_dq[kDqM][2 * kDqAtOnce][4];
+      multiply_columns<T, kDqM, kTile.dq_warps_q, kDqAtOnce, kTile.dq_warps_d, kK>(r_dq, rows_ds, rows_k, first);
+      if (p.deterministic && first == 0) await_turn(index, at.tile);
 #pragma unroll
-      for (int n = 0; n < 2 * kDqN; ++n) {
-        const int fragment = m * kTile.dq_warps_q * (kD / 8) + n / 2 * kTile.dq_warps_d * 2 + n % 2;
+      for (int m = 0; m < kDqM; ++m) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) ptx::reduce_add(g_dq + fragment * 128 + e * 32, r_dq[m][n][e]);
+        for (int n = 0; n < 2 * kDqAtOnce; ++n) {
+          const int fragment = m * kTile.dq_warps_q * (kD / 8) + (first + n / 2) * kTile.dq_warps_d * 2 + n % 2;
+#pragma unroll
+          for (int e = 0; e < 4; ++e) ptx::reduce_add(g_dq + fragment * 128 + e * 32, r_dq[m][n][e]);
+        }
       }
     }
     if (p.deterministic) {
       __syncwarp();
-      if (lane_ == 0) ptx::reduce_add_release(g_turn, 1);
+      if (lane_ == 0) ptx::reduce_add_release(turn_of(index), 1);
+    }
+  }
+  /// This warp's counter of a tile, and waiting for it.
+  __device__ __forceinline__ unsigned* turn_of(std::int64_t index) const {
+    return scope().g_turns + index * kDqWarps + key_warp();
+  }
+  __device__ __forceinline__ void await_turn(std::int64_t index, int tile) const {
+    const unsigned* const g_turn = turn_of(index);
+    const auto turn = static_cast<unsigned>(scope().key_block - scope().first_block(tile, kQ, kK));
+    while (__shfl_sync(0xffffffffu, ptx::load_acquire(g_turn), 0) != turn) {  // the whole warp or none of it
     }
   }
 

@@ -19,7 +19,7 @@ struct BackwardOf {
   static Tiles tiles() { return {kQ, kTile.block_k, 2, kTile.threads(), kSharedBytes}; }
 
   static std::size_t workspace(const Problem& problem) {
-    return backward_workspace(problem, kQ, Shape::kD, kTile.warps);
+    return backward_workspace(problem, kQ, Shape::kD, kTile.warps / kTile.roles);
   }
 
   static Status run(const Problem& problem, const BackwardOperands& operands, const Launch& launch) {

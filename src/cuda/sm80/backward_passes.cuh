@@ -13,7 +13,7 @@ namespace onepass::cuda::sm80 {
 template <class Shape>
 __global__ void __launch_bounds__(kPassThreads) backward_prepare(const __grid_constant__ BackwardParams p) {
   using T = typename Shape::Element;
-  constexpr int kD = Shape::kD, kDV = Shape::kDV, kWarps = Shape::kTile.warps, kQ = Shape::kTile.block_q;
+  constexpr int kD = Shape::kD, kDV = Shape::kDV, kWarps = Shape::kTile.warps / Shape::kTile.roles, kQ = Shape::kTile.block_q;
   const auto tile = static_cast<std::int64_t>(blockIdx.x) % p.query_tiles;
   const int head = static_cast<int>(blockIdx.x / p.query_tiles % p.heads_q);
   const std::int64_t b = blockIdx.x / p.query_tiles / p.heads_q;

@@ -92,13 +92,13 @@ __device__ __forceinline__ void multiply_add(float (&r_sum)[kM][2 * kN][4], cons
 }
 
 /// r_sum (16 kM x 16 kN) = a^T b over kK rows: a is every kStepM-th block of 16 columns of `rows_a`, b every kStepN-th
-/// of `rows_b`, from the lane's own on; both steps are powers of two.
+/// of `rows_b` from number `first` on, both counted from the lane's own; both steps are powers of two.
 template <class T, int kM, int kStepM, int kN, int kStepN, int kK, int kColsA, int kColsB>
 __device__ __forceinline__ void multiply_columns(float (&r_sum)[kM][2 * kN][4], const LaneRows<kColsA>& rows_a,
-                                                 const LaneRows<kColsB>& rows_b) {
+                                                 const LaneRows<kColsB>& rows_b, int first) {
   constexpr int kBlocks = kK / 16 * kN;
   const auto load_b = [&](std::uint32_t(&r)[4], int at) {
-    ptx::ldmatrix_x4_trans(r, rows_b.at(at / kN * 16, 2 * kStepN * (at % kN)));
+    ptx::ldmatrix_x4_trans(r, rows_b.at(at / kN * 16, 2 * kStepN * (first + at % kN)));
   };
   const auto load_a = [&](std::uint32_t(&r)[kM][4], int k) {
 #pragma unroll

@@ -12,7 +12,8 @@ struct BackwardTile {
   /// the other dS and dK; so twice as many keys a warp fit in its registers, and keys and queries are read half as
   /// often.
   int roles;
-  int dq_warps_q, dq_warps_d;  // the warps' grid over a dQ tile
+  /// The grid of warps over a dQ tile: of all, or of those that compute dS.
+  int dq_warps_q, dq_warps_d;
   int blocks_per_sm;           // which the registers must allow
 
   static constexpr int kScopeBytes = 256;
@@ -21,7 +22,7 @@ struct BackwardTile {
   /// Keys of a warp.
   constexpr int warp_k() const { return block_k * roles / warps; }
   constexpr bool valid(int head_dim) const {
-    return block_q % 16 == 0 && warp_k() % 16 == 0 && dq_warps_q * dq_warps_d == warps &&
+    return block_q % 16 == 0 && warp_k() % 16 == 0 && dq_warps_q * dq_warps_d == warps / roles &&
            block_q % (16 * dq_warps_q) == 0 && head_dim % (16 * dq_warps_d) == 0;
   }
   /// K, V; two stages of Q, dO and of the rows' statistics; two of dS; what the block works on.
@@ -38,10 +39,10 @@ constexpr BackwardTile backward_tile(int head_dim, long limit) {
   switch (head_dim) {
     case 32: return {64, 128, 4, 1, 2, 2, 2};
     case 64: return {64, 128, 4, 1, 2, 2, 2};
-    case 96: return small ? BackwardTile{32, 64, 4, 2, 2, 2, 1} : BackwardTile{64, 128, 8, 2, 4, 2, 1};
-    case 128: return small ? BackwardTile{32, 64, 8, 2, 2, 4, 1} : BackwardTile{64, 128, 8, 2, 2, 4, 1};
-    case 192: return small ? BackwardTile{32, 32, 4, 2, 1, 4, 1} : BackwardTile{64, 64, 8, 2, 2, 4, 1};
-    default: return small ? BackwardTile{16, 32, 4, 2, 1, 4, 1} : BackwardTile{32, 64, 8, 2, 1, 8, 1};
+    case 96: return small ? BackwardTile{32, 64, 4, 2, 1, 2, 1} : BackwardTile{64, 128, 8, 2, 2, 2, 1};
+    case 128: return small ? BackwardTile{32, 64, 8, 2, 1, 4, 1} : BackwardTile{64, 128, 8, 2, 1, 4, 1};
+    case 192: return small ? BackwardTile{32, 32, 4, 2, 1, 2, 1} : BackwardTile{64, 64, 8, 2, 1, 4, 1};
+    default: return small ? BackwardTile{16, 32, 4, 2, 1, 2, 1} : BackwardTile{32, 64, 8, 2, 1, 4, 1};
   }
 }
 
