@@ -17,6 +17,7 @@ struct BackwardTile {
   int blocks_per_sm;           // which the registers must allow
 
   static constexpr int kScopeBytes = 256;
+  bool operator==(const BackwardTile&) const = default;
 
   constexpr int threads() const { return 32 * warps; }
   /// Keys of a warp.
@@ -40,10 +41,16 @@ constexpr BackwardTile backward_tile(int head_dim, long limit) {
     case 32: return {64, 128, 4, 1, 2, 2, 2};
     case 64: return {64, 128, 4, 1, 2, 2, 2};
     case 96: return small ? BackwardTile{32, 64, 4, 2, 1, 2, 1} : BackwardTile{64, 128, 8, 2, 2, 2, 1};
-    case 128: return small ? BackwardTile{32, 64, 8, 2, 1, 4, 1} : BackwardTile{64, 128, 8, 2, 1, 4, 1};
+    case 128: return small ? BackwardTile{32, 64, 8, 2, 1, 4, 1} : BackwardTile{64, 128, 8, 2, 2, 2, 1};
     case 192: return small ? BackwardTile{32, 32, 4, 2, 1, 2, 1} : BackwardTile{64, 64, 8, 2, 1, 4, 1};
     default: return small ? BackwardTile{16, 32, 4, 2, 1, 2, 1} : BackwardTile{32, 64, 8, 2, 1, 4, 1};
   }
+}
+
+/// The same for rows of 163 KB on multiprocessors that have 228 KB (9.0, 10.0).
+constexpr BackwardTile roomy_backward_tile(int head_dim, long limit) {
+  if (head_dim == 256 && limit >= 128 * 1024) return {64, 64, 8, 2, 2, 2, 1};  // 16 rows of keys a warp: 256 registers
+  return backward_tile(head_dim, limit);
 }
 
 }  // namespace onepass::cuda::sm80
