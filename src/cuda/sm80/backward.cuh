@@ -34,10 +34,6 @@ class BackwardBlock {
   /// else all, since each part reads K and V anew.
   static constexpr int kPart = kTile.roles == 1 && kN % 2 == 0 ? 2 : kN;
   static constexpr int kParts = kN / kPart;
-  /// Whether a warp keeps the fragments of its keys, or values, that are the A operand of scores, in registers.
-  static constexpr bool kHeld = kTile.roles == 2 && kD <= 64 && kDV <= 64;
-  template <int kCols>
-  using HeldRows = std::uint32_t[kHeld ? kCols / 16 : 1][kM][4];
   static constexpr int kDqWarps = kWarps / kTile.roles;  // warps that compute dQ
   static constexpr int kDqM = kN / kTile.dq_warps_q, kDqN = kD / 16 / kTile.dq_warps_d;
   static constexpr int kDqAtOnce = kDqM * kDqN > 8 ? kDqN / 2 : kDqN;  // 16 columns each: their sums are in registers
@@ -181,16 +177,6 @@ class BackwardBlock {
     float r_dk[kRole == Role::values ? 1 : kM][kD / 8][4];
     if constexpr (kRole != Role::keys) clear(r_dv);
     if constexpr (kRole != Role::values) clear(r_dk);
-    HeldRows<kRole == Role::keys ? kDV : kD> r_held;
-    if constexpr (kHeld) {
-      wait_for_copies();
-      ptx::named_barrier_sync(kStep, kThreads);  // all threads: the keys have landed
-      if constexpr (kRole == Role::keys) {
-        load_held<kDV>(rows_of_v(), r_held);
-      } else {
-        load_held<kD>(rows_of_k(), r_held);
-      }
-    }
     int stage = 0;
     for (Step at = {0, scope().tile_begin}; at.g < p.group && scope().tile_begin < scope().tile_end;
          stage = 1 - stage) {
@@ -201,8 +187,8 @@ class BackwardBlock {
       if (next.g < p.group) load_stage(1 - stage, next);
       if (kRole == Role::keys && !first) add_dq(1 - stage, before(at));
       if constexpr (kRole == Role::both) add_all(stage, at.tile, r_dv, r_dk);
-      if constexpr (kRole == Role::values) add_dv(stage, at.tile, r_held, r_dv);
-      if constexpr (kRole == Role::keys) add_dk(stage, at.tile, r_held, r_dk);
+      if constexpr (kRole == Role::values) add_dv(stage, at.tile, r_dv);
+      if constexpr (kRole == Role::keys) add_dk(stage, at.tile, r_dk);
       if (kRole == Role::both && !first) add_dq(1 - stage, before(at));
       at = after(at);
     }
@@ -225,14 +211,6 @@ class BackwardBlock {
   }
   __device__ __forceinline__ LaneRows<kDV> rows_of_v() const {
     return {s_base() + kOffsetV, first_key() + (lane_ & 15), lane_ >> 4};
-  }
-  template <int kCols>
-  static __device__ __forceinline__ void load_held(const LaneRows<kCols>& rows, HeldRows<kCols>& r) {
-#pragma unroll
-    for (int k = 0; k < kCols / 16; ++k) {
-#pragma unroll
-      for (int m = 0; m < kM; ++m) ptx::ldmatrix_x4(r[k][m], rows.at(16 * m, 2 * k));
-    }
   }
   /// S^T and dP^T of a part of the tile.
   template <class Between = Nothing>
@@ -304,15 +282,10 @@ class BackwardBlock {
   }
 
   /// A step of the warps that compute P and dV: the weights of 16 query rows between the products of the 16 before.
-  __device__ __forceinline__ void add_dv(int stage, int tile, const HeldRows<kD>& r_held,
-                                         float (&r_dv)[kM][kDV / 8][4]) {
+  __device__ __forceinline__ void add_dv(int stage, int tile, float (&r_dv)[kM][kDV / 8][4]) {
     Scores<kM, kPart> r_s;
     Weights<kM, kPart> r_p;
-    if constexpr (kHeld) {
-      multiply_rows<T, kM, kPart, kD>(r_s, r_held, block_rows<kD, false>(s_stage(stage), lane_));
-    } else {
-      score(stage, 0, r_s);
-    }
+    score(stage, 0, r_s);
     float lse[2 * kPart][2];
     load_statistic<kPart>(lse, 0, s_lse(stage, 0), lane_);
     const auto piece = [&](int i) {
@@ -347,15 +320,10 @@ class BackwardBlock {
   }
 
   /// A step of the warps that compute dS and dK.
-  __device__ __forceinline__ void add_dk(int stage, int tile, const HeldRows<kDV>& r_held,
-                                         float (&r_dk)[kM][kD / 8][4]) {
+  __device__ __forceinline__ void add_dk(int stage, int tile, float (&r_dk)[kM][kD / 8][4]) {
     Scores<kM, kPart> r_dp;
     Weights<kM, kPart> r_ds;
-    if constexpr (kHeld) {
-      multiply_rows<T, kM, kPart, kDV>(r_dp, r_held, block_rows<kDV, false>(s_stage(stage) + kStageDO, lane_));
-    } else {
-      score_gradient(stage, 0, r_dp);
-    }
+    score_gradient(stage, 0, r_dp);
     float d[2 * kPart][2];
     load_statistic<kPart>(d, 0, s_d(stage, 0), lane_);
     ptx::named_barrier_sync(kPair + key_warp(), 64);

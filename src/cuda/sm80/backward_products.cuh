@@ -63,22 +63,6 @@ __device__ __forceinline__ void multiply_rows(float (&r_sum)[kM][2 * kN][4], con
   }
 }
 
-/// The same with a in registers.
-template <class T, int kM, int kN, int kK, int kColsB>
-__device__ __forceinline__ void multiply_rows(float (&r_sum)[kM][2 * kN][4], const std::uint32_t (&r_a)[kK / 16][kM][4],
-                                              const LaneRows<kColsB>& rows_b) {
-  constexpr int kBlocks = kK / 16 * kN;
-  const auto load_b = [&](std::uint32_t(&r)[4], int at) { ptx::ldmatrix_x4(r, rows_b.at(at % kN * 16, at / kN * 2)); };
-  clear(r_sum);
-  std::uint32_t r_b[2][4];
-  load_b(r_b[0], 0);
-#pragma unroll
-  for (int at = 0; at < kBlocks; ++at) {
-    if (at + 1 < kBlocks) load_b(r_b[(at + 1) % 2], at + 1);
-    multiply_block<T>(r_sum, at % kN, r_a[at / kN], r_b[at % 2]);
-  }
-}
-
 /// r_sum (16 kM x 16 kN) += a b: a (16 kM x 16 kK) in registers as A fragments, b 16 kK rows of `rows_b`.
 template <class T, int kM, int kN, int kK, int kCols, class Between = Nothing>
 __device__ __forceinline__ void multiply_add(float (&r_sum)[kM][2 * kN][4], const std::uint32_t (&r_a)[kM][kK][4],
