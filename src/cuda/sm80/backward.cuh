@@ -6,8 +6,8 @@
 #pragma once
 
 #include "cuda/ptx/barrier.cuh"
-#include "cuda/ptx/math.cuh"
 #include "cuda/ptx/reduce.cuh"
+#include "cuda/ptx/registers.cuh"
 #include "cuda/sm80/backward_params.h"
 #include "cuda/sm80/backward_products.cuh"
 #include "cuda/sm80/backward_scores.cuh"
@@ -34,7 +34,10 @@ class BackwardBlock {
   /// else all, since each part reads K and V anew.
   static constexpr int kPart = kTile.roles == 1 && kN % 2 == 0 ? 2 : kN;
   static constexpr int kParts = kN / kPart;
-  static constexpr int kDqWarps = kWarps / kTile.roles;  // warps that compute dQ
+  static constexpr int kDqWarps = kWarps / kTile.roles;        // warps that compute dQ
+  static constexpr int kCopyThreads = kThreads / kTile.roles;  // threads that copy the query tiles: all, or P's
+  /// P is handed over in this many parts.
+  static constexpr int kHands = kTile.roles == 2 && kPart % 2 == 0 ? 2 : 1, kHandN = kPart / kHands;
   static constexpr int kDqM = kN / kTile.dq_warps_q, kDqN = kD / 16 / kTile.dq_warps_d;
   static constexpr int kDqAtOnce = kDqM * kDqN > 8 ? kDqN / 2 : kDqN;  // 16 columns each: their sums are in registers
   static_assert(kDqN % kDqAtOnce == 0);
@@ -52,7 +55,7 @@ class BackwardBlock {
 
   enum Barrier {
     kStep = 1,  // all threads: the stage of this step has landed, dS of the last is written, the other buffers are free
-    kPair = 2,  // and on, one a pair of warps: P is in shared memory (values arrives, keys waits)
+    kPair = 2,  // and on, one a pair of warps and part of P: it is in shared memory (values arrives, keys waits)
   };
 
  public:
@@ -61,12 +64,13 @@ class BackwardBlock {
 
   __device__ __forceinline__ void run() {
     if (threadIdx.x == 0) {
-      find_scope(p.deterministic ? atomicAdd(p.turns + p.heads_q * p.tiles * kDqWarps, 1u) : blockIdx.x);
+      const unsigned block = p.deterministic ? atomicAdd(p.turns + p.heads_q * p.tiles * kDqWarps, 1u) : blockIdx.x;
+      scope().template find<kQ, kK, kD, kDqWarps>(p, block);
     }
     __syncthreads();  // all threads: the scope is written
     if (scope().rows_left <= 0) return;
     load_keys();
-    if (scope().tile_begin < scope().tile_end) load_stage(0, {0, scope().tile_begin});
+    if (scope().tile_begin < scope().tile_end && threadIdx.x < kCopyThreads) load_stage(0, {0, scope().tile_begin});
     if constexpr (kTile.roles == 1) {
       pass<Role::both>();
     } else if (warp_ < kWarps / 2) {
@@ -106,27 +110,6 @@ class BackwardBlock {
   /// Of a tile in the workspace, counted from the first of the sequence and the group's first head.
   __device__ __forceinline__ int relative_tile(int g, int tile) const { return g * static_cast<int>(p.tiles) + tile; }
 
-  __device__ __forceinline__ void find_scope(unsigned block) {
-    KeyScope& k = scope();
-    const auto key_blocks = static_cast<unsigned>(p.key_blocks), heads = static_cast<unsigned>(p.heads_kv);
-    k.key_block = block % key_blocks;
-    k.kv_head = block / key_blocks % heads;
-    k.b = block / key_blocks / heads;
-    k.sequence = p.sequence(k.b);
-    const std::int64_t row = k.key_block * kK;
-    k.rows_left = static_cast<int>(clamp_to<std::int64_t>(p.item_keys(k.b, k.sequence) - row, 0, kK));
-    k.first_key = row - k.sequence.k_start;
-    k.key_row = k.sequence.k_row + k.first_key;
-    const std::int64_t head = k.kv_head * p.group;
-    k.g_q = p.operands.q.row(k.b, k.sequence.q_row, head);
-    k.g_grad_out = p.operands.grad_out.row(k.b, k.sequence.q_row, head);
-    const std::int64_t first_tile = head * p.tiles + p.first_tile(k.b, k.sequence, kQ);
-    k.g_stats = p.stats + first_tile * (2 * kQ);
-    k.g_dq = p.dq_sum + first_tile * (kQ * kD);
-    k.g_turns = p.turns + first_tile * kDqWarps;
-    k.find_rows(kQ, kK);
-  }
-
   __device__ __forceinline__ void load_keys() {
     const auto& o = p.operands;
     load_rows<kD, kK, kThreads>(s_base() + kOffsetK, o.k.row(scope().b, scope().key_row, scope().kv_head),
@@ -147,21 +130,22 @@ class BackwardBlock {
              std::uint64_t{static_cast<std::uint32_t>(g)} * head_bytes;
     };
     if (whole && p.q_whole) {
-      load_whole_rows<kD, kQ, kThreads>(s, at(scope().g_q, p.q_row_bytes, p.q_head_bytes), p.q_row_bytes, threadIdx.x);
+      load_whole_rows<kD, kQ, kCopyThreads>(s, at(scope().g_q, p.q_row_bytes, p.q_head_bytes), p.q_row_bytes,
+                                            threadIdx.x);
     } else {
-      load_rows<kD, kQ, kThreads>(s, tile_rows(p.operands.q, g, tile), p.operands.q.stride_seq, begin, end, p.head_dim,
-                                  p.q_aligned, threadIdx.x);
+      load_rows<kD, kQ, kCopyThreads>(s, tile_rows(p.operands.q, g, tile), p.operands.q.stride_seq, begin, end,
+                                      p.head_dim, p.q_aligned, threadIdx.x);
     }
     if (whole && p.grad_out_whole) {
-      load_whole_rows<kDV, kQ, kThreads>(s + kStageDO,
-                                         at(scope().g_grad_out, p.grad_out_row_bytes, p.grad_out_head_bytes),
-                                         p.grad_out_row_bytes, threadIdx.x);
+      load_whole_rows<kDV, kQ, kCopyThreads>(s + kStageDO,
+                                             at(scope().g_grad_out, p.grad_out_row_bytes, p.grad_out_head_bytes),
+                                             p.grad_out_row_bytes, threadIdx.x);
     } else {
-      load_rows<kDV, kQ, kThreads>(s + kStageDO, tile_rows(p.operands.grad_out, g, tile),
-                                   p.operands.grad_out.stride_seq, begin, end, p.head_dim_v, p.grad_out_aligned,
-                                   threadIdx.x);
+      load_rows<kDV, kQ, kCopyThreads>(s + kStageDO, tile_rows(p.operands.grad_out, g, tile),
+                                       p.operands.grad_out.stride_seq, begin, end, p.head_dim_v, p.grad_out_aligned,
+                                       threadIdx.x);
     }
-    static_assert(kQ / 2 <= kThreads);
+    static_assert(kQ / 2 <= kCopyThreads);
     if (threadIdx.x < kQ / 2) {
       ptx::cp_async_16(s + kStageStats + threadIdx.x * 16,
                        scope().g_stats + std::int64_t{relative_tile(g, tile)} * (2 * kQ) + threadIdx.x * 4);
@@ -181,15 +165,22 @@ class BackwardBlock {
     for (Step at = {0, scope().tile_begin}; at.g < p.group && scope().tile_begin < scope().tile_end;
          stage = 1 - stage) {
       const bool first = at.g == 0 && at.tile == scope().tile_begin;
-      const Step next = after(at);
       wait_for_copies();
       ptx::named_barrier_sync(kStep, kThreads);
-      if (next.g < p.group) load_stage(1 - stage, next);
-      if (kRole == Role::keys && !first) add_dq(1 - stage, before(at));
-      if constexpr (kRole == Role::both) add_all(stage, at.tile, r_dv, r_dk);
+      // The warps that compute P have time at the end of a step.
+      const auto load_next = [&] {
+        const Step next = after({ptx::recomputed(at.g), ptx::recomputed(at.tile)});
+        if (next.g < p.group) load_stage(1 - stage, next);
+      };
+      if constexpr (kRole == Role::both) {
+        load_next();
+        add_all(stage, at.tile, r_dv, r_dk);
+      }
+      if (kRole == Role::values && kTile.copies_first) load_next();
       if constexpr (kRole == Role::values) add_dv(stage, at.tile, r_dv);
+      if (kRole == Role::values && !kTile.copies_first) load_next();
+      if (kRole != Role::values && !first) add_dq(1 - stage, before(at));
       if constexpr (kRole == Role::keys) add_dk(stage, at.tile, r_dk);
-      if (kRole == Role::both && !first) add_dq(1 - stage, before(at));
       at = after(at);
     }
     wait_for_copies();
@@ -258,10 +249,13 @@ class BackwardBlock {
   __device__ __forceinline__ void hand_over(int stage, int m, int n, const Weights<kM, kPart>& r_p) {
     ptx::store_shared(handed_over(stage).at(16 * m, 2 * n), r_p[m][n][0], r_p[m][n][1], r_p[m][n][2], r_p[m][n][3]);
   }
-  __device__ __forceinline__ void take_over(int stage, Weights<kM, kPart>& r_p) {
+  __device__ __forceinline__ int hand_barrier(int hand) const { return kPair + hand * kDqWarps + key_warp(); }
+  /// Part `hand` of P.
+  __device__ __forceinline__ void take_over(int stage, int hand, Weights<kM, kPart>& r_p) {
+    ptx::named_barrier_sync(hand_barrier(hand), 64);
     const LaneRows<kQ> rows = handed_over(stage);
 #pragma unroll
-    for (int n = 0; n < kPart; ++n) {
+    for (int n = hand * kHandN; n < (hand + 1) * kHandN; ++n) {
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
         ptx::load_shared(rows.at(16 * m, 2 * n), r_p[m][n][0], r_p[m][n][1], r_p[m][n][2], r_p[m][n][3]);
@@ -300,7 +294,7 @@ class BackwardBlock {
           piece(i);
           const Piece<kM> x(i);
           if (x.n % 2 == 1 && x.half == 1) hand_over(stage, x.m, x.n / 2, r_p);
-          if (i + 1 == kPieces<kM, kPart>) ptx::named_barrier_arrive(kPair + key_warp(), 64);
+          if ((i + 1) % (4 * kM * kHandN) == 0) ptx::named_barrier_arrive(hand_barrier(i / (4 * kM * kHandN)), 64);
         }
       };
       pieces(0, 4 * kM);
@@ -314,7 +308,8 @@ class BackwardBlock {
 #pragma unroll
         for (int n = 0; n < kPart; ++n) hand_over(stage, m, n, r_p);
       }
-      ptx::named_barrier_arrive(kPair + key_warp(), 64);
+#pragma unroll
+      for (int hand = 0; hand < kHands; ++hand) ptx::named_barrier_arrive(hand_barrier(hand), 64);
       add_values(stage, 0, r_p, r_dv);
     }
   }
@@ -326,10 +321,9 @@ class BackwardBlock {
     score_gradient(stage, 0, r_dp);
     float d[2 * kPart][2];
     load_statistic<kPart>(d, 0, s_d(stage, 0), lane_);
-    ptx::named_barrier_sync(kPair + key_warp(), 64);
-    take_over(stage, r_ds);
     const auto piece = [&](int i) {
       const int n = i / (4 * kM);
+      if (i % (4 * kM * kHandN) == 0) take_over(stage, n / kHandN, r_ds);
       if (i % (4 * kM) == 0 && n + 1 < kPart) load_statistic<kPart>(d, n + 1, s_d(stage, 0), lane_);
       differentiate<T, kM, kPart>(i, r_dp, d[Piece<kM>(i).n], r_ds);
     };
@@ -430,23 +424,11 @@ class BackwardBlock {
 
   /// This warp's rows of dK or dV, by way of its own rows of a place that nobody reads any more.
   template <int kCols>
-  __device__ __forceinline__ void write(std::uint32_t s_tile, const float (&r)[kM][kCols / 8][4], float factor,
+  __device__ __forceinline__ void write(std::uint32_t s_place, const float (&r)[kM][kCols / 8][4], float factor,
                                         const Tensor& grad, int dim, bool aligned) {
-    const std::uint32_t s_own = s_tile + first_key() * 2 * kCols;
-    const LaneRows<kCols> rows(s_own, lane_ / 4, 0);
-#pragma unroll
-    for (int m = 0; m < kM; ++m) {
-#pragma unroll
-      for (int n = 0; n < kCols / 8; ++n) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const std::uint32_t x = ptx::pack<T>(r[m][n][2 * half] * factor, r[m][n][2 * half + 1] * factor);
-          ptx::store_shared(rows.at(16 * m + 8 * half, n) + lane_ % 4 * 4, x);
-        }
-      }
-    }
-    __syncwarp();
     const int first = first_key(), begin = scope().key_begin - first, end = scope().key_end - first;
+    const std::uint32_t s_own = s_place + first * 2 * kCols;
+    put_sums<T, kM, kCols>(s_own, r, factor, lane_);
     char* const g = grad.row(scope().b, scope().key_row + first, scope().kv_head);
     if (begin <= 0 && end >= 16 * kM && dim == kCols && aligned) {
       store_whole_rows<kCols, 16 * kM>(g, 2 * grad.stride_seq, s_own, lane_);

@@ -5,7 +5,8 @@
 
 namespace onepass::cuda::sm80 {
 
-/// Place of a query row's statistic in its tile: of 16 rows, the four together that a lane has in the products' fragments.
+/// Place of a query row's statistic in its tile: of 16 rows, the four together that a lane has in the products'
+/// fragments.
 ONEPASS_INLINE constexpr int statistic_place(int row) {
   return row / 16 * 16 + row % 8 / 2 * 4 + row / 8 % 2 * 2 + row % 2;
 }

@@ -24,7 +24,8 @@ struct PassTile {
 template <class Shape>
 __global__ void __launch_bounds__(kPassThreads) backward_prepare(const __grid_constant__ BackwardParams p) {
   using T = typename Shape::Element;
-  constexpr int kD = Shape::kD, kDV = Shape::kDV, kWarps = Shape::kTile.warps / Shape::kTile.roles, kQ = Shape::kTile.block_q;
+  constexpr int kD = Shape::kD, kDV = Shape::kDV, kWarps = Shape::kTile.warps / Shape::kTile.roles,
+                kQ = Shape::kTile.block_q;
   const PassTile at(p);
   const int head = at.head;
   const std::int64_t tile = at.tile, b = at.b;

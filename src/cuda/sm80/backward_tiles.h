@@ -14,7 +14,9 @@ struct BackwardTile {
   int roles;
   /// The grid of warps over a dQ tile: of all, or of those that compute dS.
   int dq_warps_q, dq_warps_d;
-  int blocks_per_sm;           // which the registers must allow
+  int blocks_per_sm;  // which the registers must allow
+  /// The warps that compute P copy the next tile before their products, not behind them.
+  bool copies_first = false;
 
   static constexpr int kScopeBytes = 256;
   bool operator==(const BackwardTile&) const = default;
@@ -42,7 +44,7 @@ constexpr BackwardTile backward_tile(int head_dim, long limit) {
     case 64: return {64, 128, 4, 1, 2, 2, 2};
     case 96: return small ? BackwardTile{32, 64, 4, 2, 1, 2, 1} : BackwardTile{64, 128, 8, 2, 2, 2, 1};
     case 128: return small ? BackwardTile{32, 64, 8, 2, 1, 4, 1} : BackwardTile{64, 128, 8, 2, 2, 2, 1};
-    case 192: return small ? BackwardTile{32, 32, 4, 2, 1, 2, 1} : BackwardTile{64, 64, 8, 2, 1, 4, 1};
+    case 192: return small ? BackwardTile{32, 32, 4, 2, 1, 2, 1} : BackwardTile{64, 64, 8, 2, 2, 2, 1};
     default: return small ? BackwardTile{16, 32, 4, 2, 1, 2, 1} : BackwardTile{32, 64, 8, 2, 1, 4, 1};
   }
 }
