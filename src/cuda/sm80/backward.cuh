@@ -36,8 +36,7 @@ class BackwardBlock {
   static constexpr int kParts = kN / kPart;
   static constexpr int kDqWarps = kWarps / kTile.roles;        // warps that compute dQ
   static constexpr int kCopyThreads = kThreads / kTile.roles;  // threads that copy the query tiles: all, or P's
-  /// P is handed over in this many parts.
-  static constexpr int kHands = kTile.roles == 2 && kPart % 2 == 0 ? 2 : 1, kHandN = kPart / kHands;
+  static constexpr int kHandN = kPart / kTile.hands;           // blocks of query rows of a part of P
   static constexpr int kDqM = kN / kTile.dq_warps_q, kDqN = kD / 16 / kTile.dq_warps_d;
   static constexpr int kDqAtOnce = kDqM * kDqN > 8 ? kDqN / 2 : kDqN;  // 16 columns each: their sums are in registers
   static_assert(kDqN % kDqAtOnce == 0);
@@ -186,12 +185,10 @@ class BackwardBlock {
     wait_for_copies();
     ptx::named_barrier_sync(kStep, kThreads);  // from here on nobody reads V and the stages
     const auto& o = p.operands;
-    if constexpr (kRole != Role::values) {
+    if constexpr (kRole != Role::values)
       write<kD>(s_base() + kOffsetStages, r_dk, p.scale, o.grad_k, p.head_dim, p.grad_k_aligned);
-    }
-    if constexpr (kRole != Role::keys) {
+    if constexpr (kRole != Role::keys)
       write<kDV>(s_base() + kOffsetV, r_dv, 1.0f, o.grad_v, p.head_dim_v, p.grad_v_aligned);
-    }
     if (kRole != Role::values && scope().tile_begin < scope().tile_end) {
       add_dq(1 - stage, {p.group - 1, scope().tile_end - 1});
     }
@@ -309,7 +306,7 @@ class BackwardBlock {
         for (int n = 0; n < kPart; ++n) hand_over(stage, m, n, r_p);
       }
 #pragma unroll
-      for (int hand = 0; hand < kHands; ++hand) ptx::named_barrier_arrive(hand_barrier(hand), 64);
+      for (int hand = 0; hand < kTile.hands; ++hand) ptx::named_barrier_arrive(hand_barrier(hand), 64);
       add_values(stage, 0, r_p, r_dv);
     }
   }
@@ -389,12 +386,12 @@ class BackwardBlock {
     const int block_row = (lane_ & 7) + 8 * (lane_ >> 4), block_chunk = (lane_ >> 3) & 1;
     const LaneRows<kQ> rows_ds(s_ds(stage), block_row, 2 * warp_q + block_chunk);
     const LaneRows<kD> rows_k(s_base() + kOffsetK, (lane_ & 15), 2 * warp_d + (lane_ >> 4));
-    const std::int64_t index = relative_tile(at.g, at.tile);
-    float* g_dq = scope().g_dq + index * (kQ * kD) + (warp_q * (kD / 8) + 2 * warp_d) * 128 + lane_;
 #pragma unroll
     for (int first = 0; first < kDqN; first += kDqAtOnce) {
       float r_dq[kDqM][2 * kDqAtOnce][4];
       multiply_columns<T, kDqM, kTile.dq_warps_q, kDqAtOnce, kTile.dq_warps_d, kK>(r_dq, rows_ds, rows_k, first);
+      const std::int64_t index = relative_tile(at.g, at.tile);  // found here, where the product's registers are free
+      float* g_dq = scope().g_dq + index * (kQ * kD) + (warp_q * (kD / 8) + 2 * warp_d) * 128 + lane_;
       if (p.deterministic && first == 0) await_turn(index, at.tile);
 #pragma unroll
       for (int m = 0; m < kDqM; ++m) {
@@ -408,7 +405,7 @@ class BackwardBlock {
     }
     if (p.deterministic) {
       __syncwarp();
-      if (lane_ == 0) ptx::reduce_add_release(turn_of(index), 1);
+      if (lane_ == 0) ptx::reduce_add_release(turn_of(relative_tile(at.g, at.tile)), 1);
     }
   }
   /// This warp's counter of a tile, and waiting for it.

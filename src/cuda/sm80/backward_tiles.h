@@ -17,6 +17,7 @@ struct BackwardTile {
   int blocks_per_sm;  // which the registers must allow
   /// The warps that compute P copy the next tile before their products, not behind them.
   bool copies_first = false;
+  int hands = 1;  // parts in which P is handed over
 
   static constexpr int kScopeBytes = 256;
   bool operator==(const BackwardTile&) const = default;
@@ -26,7 +27,7 @@ struct BackwardTile {
   constexpr int warp_k() const { return block_k * roles / warps; }
   constexpr bool valid(int head_dim) const {
     return block_q % 16 == 0 && warp_k() % 16 == 0 && dq_warps_q * dq_warps_d == warps / roles &&
-           block_q % (16 * dq_warps_q) == 0 && head_dim % (16 * dq_warps_d) == 0;
+           block_q % (16 * dq_warps_q) == 0 && head_dim % (16 * dq_warps_d) == 0 && block_q % (16 * hands) == 0;
   }
   /// K, V; two stages of Q, dO and of the rows' statistics; two of dS; what the block works on.
   constexpr long shared_bytes(int head_dim, int head_dim_v) const {
@@ -43,7 +44,7 @@ constexpr BackwardTile backward_tile(int head_dim, long limit) {
     case 32: return {64, 128, 4, 1, 2, 2, 2};
     case 64: return {64, 128, 4, 1, 2, 2, 2};
     case 96: return small ? BackwardTile{32, 64, 4, 2, 1, 2, 1} : BackwardTile{64, 128, 8, 2, 2, 2, 1};
-    case 128: return small ? BackwardTile{32, 64, 8, 2, 1, 4, 1} : BackwardTile{64, 128, 8, 2, 2, 2, 1};
+    case 128: return small ? BackwardTile{32, 64, 8, 2, 1, 4, 1} : BackwardTile{64, 128, 8, 2, 2, 2, 1, true, 2};
     case 192: return small ? BackwardTile{32, 32, 4, 2, 1, 2, 1} : BackwardTile{64, 64, 8, 2, 2, 2, 1};
     default: return small ? BackwardTile{16, 32, 4, 2, 1, 2, 1} : BackwardTile{32, 64, 8, 2, 1, 4, 1};
   }
