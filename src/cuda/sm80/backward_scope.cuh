@@ -39,6 +39,7 @@ struct KeyScope {
   int key_begin, key_end;             // keys that some row sees, counted from first_key
   int tile_begin, tile_end;           // query tiles with rows that see some key
   int full_begin, full_end;           // of those, the tiles all of whose rows see all keys
+  const unsigned char* g_parts;       // float32: of its first tile and that head
 
   /// What block `block` of the grid, batch x heads_kv x key_blocks, works on: tiles of kQ rows, kK keys, and turns for
   /// kTurns warps.
