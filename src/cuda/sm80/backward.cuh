@@ -6,8 +6,8 @@
 #pragma once
 
 #include "cuda/ptx/barrier.cuh"
-#include "cuda/ptx/math.cuh"
 #include "cuda/ptx/reduce.cuh"
+#include "cuda/ptx/registers.cuh"
 #include "cuda/sm80/backward_params.h"
 #include "cuda/sm80/backward_products.cuh"
 #include "cuda/sm80/backward_scores.cuh"
@@ -34,7 +34,12 @@ class BackwardBlock {
   /// else all, since each part reads K and V anew.
   static constexpr int kPart = kTile.roles == 1 && kN % 2 == 0 ? 2 : kN;
   static constexpr int kParts = kN / kPart;
+  static constexpr int kDqWarps = kWarps / kTile.roles;        // warps that compute dQ
+  static constexpr int kCopyThreads = kThreads / kTile.roles;  // threads that copy the query tiles: all, or P's
+  static constexpr int kHandN = kPart / kTile.hands;           // blocks of query rows of a part of P
   static constexpr int kDqM = kN / kTile.dq_warps_q, kDqN = kD / 16 / kTile.dq_warps_d;
+  static constexpr int kDqAtOnce = kDqM * kDqN > 8 ? kDqN / 2 : kDqN;  // 16 columns each: their sums are in registers
+  static_assert(kDqN % kDqAtOnce == 0);
 
   // Shared memory, in bytes from its start.
   static constexpr int kOffsetK = 0, kOffsetV = kOffsetK + 2 * kK * kD;
@@ -45,10 +50,11 @@ class BackwardBlock {
   static constexpr int kOffsetScope = kOffsetDS + 2 * kBytesDS;
   static_assert(kOffsetScope + kTile.kScopeBytes == kTile.shared_bytes(kD, kDV));
   static_assert(sizeof(KeyScope) <= kTile.kScopeBytes);
+  static_assert(2 * kStageBytes >= 2 * kK * kD);  // dK leaves by way of the stages
 
   enum Barrier {
     kStep = 1,  // all threads: the stage of this step has landed, dS of the last is written, the other buffers are free
-    kPair = 2,  // and on, one a pair of warps: P is in shared memory (values arrives, keys waits)
+    kPair = 2,  // and on, one a pair of warps and part of P: it is in shared memory (values arrives, keys waits)
   };
 
  public:
@@ -57,12 +63,13 @@ class BackwardBlock {
 
   __device__ __forceinline__ void run() {
     if (threadIdx.x == 0) {
-      find_scope(p.deterministic ? atomicAdd(p.turns + p.heads_q * p.tiles * kWarps, 1u) : blockIdx.x);
+      const unsigned block = p.deterministic ? atomicAdd(p.turns + p.heads_q * p.tiles * kDqWarps, 1u) : blockIdx.x;
+      scope().template find<kQ, kK, kD, kDqWarps>(p, block);
     }
     __syncthreads();  // all threads: the scope is written
     if (scope().rows_left <= 0) return;
     load_keys();
-    if (scope().tile_begin < scope().tile_end) load_stage(0, {0, scope().tile_begin});
+    if (scope().tile_begin < scope().tile_end && threadIdx.x < kCopyThreads) load_stage(0, {0, scope().tile_begin});
     if constexpr (kTile.roles == 1) {
       pass<Role::both>();
     } else if (warp_ < kWarps / 2) {
@@ -102,27 +109,6 @@ class BackwardBlock {
   /// Of a tile in the workspace, counted from the first of the sequence and the group's first head.
   __device__ __forceinline__ int relative_tile(int g, int tile) const { return g * static_cast<int>(p.tiles) + tile; }
 
-  __device__ __forceinline__ void find_scope(unsigned block) {
-    KeyScope& k = scope();
-    const auto key_blocks = static_cast<unsigned>(p.key_blocks), heads = static_cast<unsigned>(p.heads_kv);
-    k.key_block = block % key_blocks;
-    k.kv_head = block / key_blocks % heads;
-    k.b = block / key_blocks / heads;
-    k.sequence = p.sequence(k.b);
-    const std::int64_t row = k.key_block * kK;
-    k.rows_left = static_cast<int>(clamp_to<std::int64_t>(p.item_keys(k.b, k.sequence) - row, 0, kK));
-    k.first_key = row - k.sequence.k_start;
-    k.key_row = k.sequence.k_row + k.first_key;
-    const std::int64_t head = k.kv_head * p.group;
-    k.g_q = p.operands.q.row(k.b, k.sequence.q_row, head);
-    k.g_grad_out = p.operands.grad_out.row(k.b, k.sequence.q_row, head);
-    const std::int64_t first_tile = head * p.tiles + p.first_tile(k.b, k.sequence, kQ);
-    k.g_stats = p.stats + first_tile * (2 * kQ);
-    k.g_dq = p.dq_sum + first_tile * (kQ * kD);
-    k.g_turns = p.turns + first_tile * kWarps;
-    k.find_rows(kQ, kK);
-  }
-
   __device__ __forceinline__ void load_keys() {
     const auto& o = p.operands;
     load_rows<kD, kK, kThreads>(s_base() + kOffsetK, o.k.row(scope().b, scope().key_row, scope().kv_head),
@@ -143,21 +129,22 @@ class BackwardBlock {
              std::uint64_t{static_cast<std::uint32_t>(g)} * head_bytes;
     };
     if (whole && p.q_whole) {
-      load_whole_rows<kD, kQ, kThreads>(s, at(scope().g_q, p.q_row_bytes, p.q_head_bytes), p.q_row_bytes, threadIdx.x);
+      load_whole_rows<kD, kQ, kCopyThreads>(s, at(scope().g_q, p.q_row_bytes, p.q_head_bytes), p.q_row_bytes,
+                                            threadIdx.x);
     } else {
-      load_rows<kD, kQ, kThreads>(s, tile_rows(p.operands.q, g, tile), p.operands.q.stride_seq, begin, end, p.head_dim,
-                                  p.q_aligned, threadIdx.x);
+      load_rows<kD, kQ, kCopyThreads>(s, tile_rows(p.operands.q, g, tile), p.operands.q.stride_seq, begin, end,
+                                      p.head_dim, p.q_aligned, threadIdx.x);
     }
     if (whole && p.grad_out_whole) {
-      load_whole_rows<kDV, kQ, kThreads>(s + kStageDO,
-                                         at(scope().g_grad_out, p.grad_out_row_bytes, p.grad_out_head_bytes),
-                                         p.grad_out_row_bytes, threadIdx.x);
+      load_whole_rows<kDV, kQ, kCopyThreads>(s + kStageDO,
+                                             at(scope().g_grad_out, p.grad_out_row_bytes, p.grad_out_head_bytes),
+                                             p.grad_out_row_bytes, threadIdx.x);
     } else {
-      load_rows<kDV, kQ, kThreads>(s + kStageDO, tile_rows(p.operands.grad_out, g, tile),
-                                   p.operands.grad_out.stride_seq, begin, end, p.head_dim_v, p.grad_out_aligned,
-                                   threadIdx.x);
+      load_rows<kDV, kQ, kCopyThreads>(s + kStageDO, tile_rows(p.operands.grad_out, g, tile),
+                                       p.operands.grad_out.stride_seq, begin, end, p.head_dim_v, p.grad_out_aligned,
+                                       threadIdx.x);
     }
-    static_assert(kQ / 2 <= kThreads);
+    static_assert(kQ / 2 <= kCopyThreads);
     if (threadIdx.x < kQ / 2) {
       ptx::cp_async_16(s + kStageStats + threadIdx.x * 16,
                        scope().g_stats + std::int64_t{relative_tile(g, tile)} * (2 * kQ) + threadIdx.x * 4);
@@ -177,27 +164,33 @@ class BackwardBlock {
     for (Step at = {0, scope().tile_begin}; at.g < p.group && scope().tile_begin < scope().tile_end;
          stage = 1 - stage) {
       const bool first = at.g == 0 && at.tile == scope().tile_begin;
-      const Step next = after(at);
       wait_for_copies();
       ptx::named_barrier_sync(kStep, kThreads);
-      if (next.g < p.group) load_stage(1 - stage, next);
-      if (kRole == Role::keys && !first) add_dq(1 - stage, before(at));
-      if constexpr (kRole == Role::both) add_all(stage, at.tile, r_dv, r_dk);
+      // The warps that compute P have time at the end of a step.
+      const auto load_next = [&] {
+        const Step next = after({ptx::recomputed(at.g), ptx::recomputed(at.tile)});
+        if (next.g < p.group) load_stage(1 - stage, next);
+      };
+      if constexpr (kRole == Role::both) {
+        load_next();
+        add_all(stage, at.tile, r_dv, r_dk);
+      }
+      if (kRole == Role::values && kTile.copies_first) load_next();
       if constexpr (kRole == Role::values) add_dv(stage, at.tile, r_dv);
+      if (kRole == Role::values && !kTile.copies_first) load_next();
+      if (kRole != Role::values && !first) add_dq(1 - stage, before(at));
       if constexpr (kRole == Role::keys) add_dk(stage, at.tile, r_dk);
-      if (kRole != Role::keys && !first) add_dq(1 - stage, before(at));
       at = after(at);
     }
     wait_for_copies();
-    ptx::named_barrier_sync(kStep, kThreads);
-    if (scope().tile_begin < scope().tile_end) add_dq(1 - stage, {p.group - 1, scope().tile_end - 1});
-    ptx::named_barrier_sync(kStep, kThreads);
+    ptx::named_barrier_sync(kStep, kThreads);  // from here on nobody reads V and the stages
     const auto& o = p.operands;
-    if constexpr (kRole != Role::values) {
-      write<kD>(s_base() + kOffsetK, r_dk, p.scale, o.grad_k, p.head_dim, p.grad_k_aligned);
-    }
-    if constexpr (kRole != Role::keys) {
+    if constexpr (kRole != Role::values)
+      write<kD>(s_base() + kOffsetStages, r_dk, p.scale, o.grad_k, p.head_dim, p.grad_k_aligned);
+    if constexpr (kRole != Role::keys)
       write<kDV>(s_base() + kOffsetV, r_dv, 1.0f, o.grad_v, p.head_dim_v, p.grad_v_aligned);
+    if (kRole != Role::values && scope().tile_begin < scope().tile_end) {
+      add_dq(1 - stage, {p.group - 1, scope().tile_end - 1});
     }
   }
 
@@ -236,11 +229,11 @@ class BackwardBlock {
     rows_q.lane += part * 16 * kPart * 2 * kD;
     multiply_add<T, kM, kD / 16, kPart>(r_dk, r_ds, rows_q, between);
   }
-  /// Statistics of the tile's rows from fragment `n` of 8 rows on.
-  __device__ __forceinline__ std::uint32_t s_lse(int stage, int n) const {
-    return s_stage(stage) + kStageStats + 32 * n;
+  /// Statistics of a part's rows.
+  __device__ __forceinline__ std::uint32_t s_lse(int stage, int part) const {
+    return s_stage(stage) + kStageStats + 64 * kPart * part;
   }
-  __device__ __forceinline__ std::uint32_t s_d(int stage, int n) const { return s_lse(stage, n) + 4 * kQ; }
+  __device__ __forceinline__ std::uint32_t s_d(int stage, int part) const { return s_lse(stage, part) + 4 * kQ; }
   __device__ __forceinline__ void hide_part(int tile, int part, Weights<kM, kPart>& r) const {
     if (!scope().full(tile)) hide<kM, kPart>(r, scope().mask(tile, kQ), part * 16 * kPart, first_key(), lane_);
   }
@@ -250,57 +243,72 @@ class BackwardBlock {
   __device__ __forceinline__ LaneRows<kQ> handed_over(int stage) const {
     return {s_ds(stage), first_key() + (lane_ & 15), lane_ >> 4};
   }
-  __device__ __forceinline__ void hand_over(int stage, const Weights<kM, kPart>& r_p) {
-    const LaneRows<kQ> rows = handed_over(stage);
-#pragma unroll
-    for (int m = 0; m < kM; ++m) {
-#pragma unroll
-      for (int n = 0; n < kPart; ++n) {
-        ptx::store_shared(rows.at(16 * m, 2 * n), r_p[m][n][0], r_p[m][n][1], r_p[m][n][2], r_p[m][n][3]);
-      }
-    }
-    ptx::named_barrier_arrive(kPair + key_warp(), 64);
+  __device__ __forceinline__ void hand_over(int stage, int m, int n, const Weights<kM, kPart>& r_p) {
+    ptx::store_shared(handed_over(stage).at(16 * m, 2 * n), r_p[m][n][0], r_p[m][n][1], r_p[m][n][2], r_p[m][n][3]);
   }
-  /// P of 16 keys.
-  __device__ __forceinline__ void take_over(int stage, int m, Weights<kM, kPart>& r_p) {
+  __device__ __forceinline__ int hand_barrier(int hand) const { return kPair + hand * kDqWarps + key_warp(); }
+  /// Part `hand` of P.
+  __device__ __forceinline__ void take_over(int stage, int hand, Weights<kM, kPart>& r_p) {
+    ptx::named_barrier_sync(hand_barrier(hand), 64);
     const LaneRows<kQ> rows = handed_over(stage);
 #pragma unroll
-    for (int n = 0; n < kPart; ++n) {
-      ptx::load_shared(rows.at(16 * m, 2 * n), r_p[m][n][0], r_p[m][n][1], r_p[m][n][2], r_p[m][n][3]);
+    for (int n = hand * kHandN; n < (hand + 1) * kHandN; ++n) {
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        ptx::load_shared(rows.at(16 * m, 2 * n), r_p[m][n][0], r_p[m][n][1], r_p[m][n][2], r_p[m][n][3]);
+      }
     }
     __syncwarp();  // all lanes have read before any writes dS there
   }
-  /// dS of a part to shared memory, for dQ.
-  __device__ __forceinline__ void store_ds(int stage, int part, const Weights<kM, kPart>& r_ds) {
+  /// dS of a part, or of one piece of it, to shared memory, for dQ.
+  __device__ __forceinline__ void store_ds(int stage, int part, const Weights<kM, kPart>& r_ds, int i) {
+    const Piece<kM> x(i);
     const LaneRows<kQ> rows(s_ds(stage), first_key() + lane_ / 4, 0);
+    ptx::store_shared(rows.at(16 * x.m + 8 * x.half, 2 * part * kPart + x.n) + lane_ % 4 * 4,
+                      r_ds[x.m][x.n / 2][x.register_of_weights()]);
+  }
+  __device__ __forceinline__ void store_ds(int stage, int part, const Weights<kM, kPart>& r_ds) {
 #pragma unroll
-    for (int m = 0; m < kM; ++m) {
-#pragma unroll
-      for (int n = 0; n < 2 * kPart; ++n) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          ptx::store_shared(rows.at(16 * m + 8 * half, 2 * part * kPart + n) + lane_ % 4 * 4,
-                            r_ds[m][n / 2][n % 2 * 2 + half]);
-        }
-      }
-    }
+    for (int i = 0; i < kPieces<kM, kPart>; ++i) store_ds(stage, part, r_ds, i);
   }
 
-  /// A step of the warps that compute P and dV.
+  /// A step of the warps that compute P and dV: the weights of 16 query rows between the products of the 16 before.
   __device__ __forceinline__ void add_dv(int stage, int tile, float (&r_dv)[kM][kDV / 8][4]) {
     Scores<kM, kPart> r_s;
     Weights<kM, kPart> r_p;
     score(stage, 0, r_s);
+    float lse[2 * kPart][2];
+    load_statistic<kPart>(lse, 0, s_lse(stage, 0), lane_);
+    const auto piece = [&](int i) {
+      const int n = i / (4 * kM);
+      if (i % (4 * kM) == 0 && n + 1 < kPart) load_statistic<kPart>(lse, n + 1, s_lse(stage, 0), lane_);
+      weigh<T, kM, kPart>(i, r_s, lse[Piece<kM>(i).n], p.scale_log2, r_p);
+    };
+    if (scope().full(tile)) {
+      const auto pieces = [&](int begin, int end) {
 #pragma unroll
-    for (int n = 0; n < 2 * kPart; ++n) {
-      float lse[1][2];
-      load_pairs(lse, s_lse(stage, n), lane_);
+        for (int i = begin; i < end; ++i) {
+          piece(i);
+          const Piece<kM> x(i);
+          if (x.n % 2 == 1 && x.half == 1) hand_over(stage, x.m, x.n / 2, r_p);
+          if ((i + 1) % (4 * kM * kHandN) == 0) ptx::named_barrier_arrive(hand_barrier(i / (4 * kM * kHandN)), 64);
+        }
+      };
+      pieces(0, 4 * kM);
+      add_values(stage, 0, r_p, r_dv, [&](int at, int) { pieces_ahead<kM, kPart, kDV / 16>(at, pieces); });
+    } else {
 #pragma unroll
-      for (int i = 0; i < 2 * kM; ++i) weigh<T, kM, kPart>(2 * kM * n + i, r_s, lse[0], p.scale_log2, r_p);
+      for (int i = 0; i < kPieces<kM, kPart>; ++i) piece(i);
+      hide_part(tile, 0, r_p);
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int n = 0; n < kPart; ++n) hand_over(stage, m, n, r_p);
+      }
+#pragma unroll
+      for (int hand = 0; hand < kTile.hands; ++hand) ptx::named_barrier_arrive(hand_barrier(hand), 64);
+      add_values(stage, 0, r_p, r_dv);
     }
-    hide_part(tile, 0, r_p);
-    hand_over(stage, r_p);
-    add_values(stage, 0, r_p, r_dv);
   }
 
   /// A step of the warps that compute dS and dK.
@@ -308,23 +316,31 @@ class BackwardBlock {
     Scores<kM, kPart> r_dp;
     Weights<kM, kPart> r_ds;
     score_gradient(stage, 0, r_dp);
-    ptx::named_barrier_sync(kPair + key_warp(), 64);
+    float d[2 * kPart][2];
+    load_statistic<kPart>(d, 0, s_d(stage, 0), lane_);
+    const auto piece = [&](int i) {
+      const int n = i / (4 * kM);
+      if (i % (4 * kM * kHandN) == 0) take_over(stage, n / kHandN, r_ds);
+      if (i % (4 * kM) == 0 && n + 1 < kPart) load_statistic<kPart>(d, n + 1, s_d(stage, 0), lane_);
+      differentiate<T, kM, kPart>(i, r_dp, d[Piece<kM>(i).n], r_ds);
+    };
+    if (scope().full(tile)) {
+      const auto pieces = [&](int begin, int end) {
 #pragma unroll
-    for (int m = 0; m < kM; ++m) {
-      take_over(stage, m, r_ds);
-#pragma unroll
-      for (int n = 0; n < 2 * kPart; ++n) {
-        float d[1][2];
-        load_pairs(d, s_d(stage, n), lane_);
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          differentiate<T, kM, kPart>(2 * (n * kM + m) + half, r_dp, d[0], r_ds);
+        for (int i = begin; i < end; ++i) {
+          piece(i);
+          store_ds(stage, 0, r_ds, i);
         }
-      }
+      };
+      pieces(0, 4 * kM);
+      add_keys(stage, 0, r_ds, r_dk, [&](int at, int) { pieces_ahead<kM, kPart, kD / 16>(at, pieces); });
+    } else {
+#pragma unroll
+      for (int i = 0; i < kPieces<kM, kPart>; ++i) piece(i);
+      hide_part(tile, 0, r_ds);
+      store_ds(stage, 0, r_ds);
+      add_keys(stage, 0, r_ds, r_dk);
     }
-    hide_part(tile, 0, r_ds);
-    store_ds(stage, 0, r_ds);
-    add_keys(stage, 0, r_ds, r_dk);
   }
 
   /// A step of warps that compute everything: exponentials between the products of dP, dS between those of dV.
@@ -337,7 +353,7 @@ class BackwardBlock {
       score(stage, part, r_s);
       {
         float lse[2 * kPart][2];
-        load_pairs(lse, s_lse(stage, 2 * part * kPart), lane_);
+        load_statistic<kPart>(lse, s_lse(stage, part), lane_);
         score_gradient(stage, part, r_dp, [&](int at, int count) {
           pieces_behind<kPieces<kM, kPart>>(
               at, count, [&](int i) { weigh<T, kM, kPart>(i, r_s, lse[Piece<kM>(i).n], p.scale_log2, r_p); });
@@ -353,7 +369,7 @@ class BackwardBlock {
         }
       }
       float d[2 * kPart][2];
-      load_pairs(d, s_d(stage, 2 * part * kPart), lane_);
+      load_statistic<kPart>(d, s_d(stage, part), lane_);
       add_values(stage, part, r_p, r_dv, [&](int at, int count) {
         pieces_behind<kPieces<kM, kPart>>(
             at, count, [&](int i) { differentiate<T, kM, kPart>(i, r_dp, d[Piece<kM>(i).n], r_ds); });
@@ -366,58 +382,56 @@ class BackwardBlock {
 
   /// dQ += dS K of a tile, this warp's part of it, in the order of the products' fragments.
   __device__ __forceinline__ void add_dq(int stage, Step at) {
-    const int warp_q = warp_ / kTile.dq_warps_d, warp_d = warp_ % kTile.dq_warps_d;
-    float r_dq[kDqM][2 * kDqN][4];
+    const int warp_q = key_warp() / kTile.dq_warps_d, warp_d = key_warp() % kTile.dq_warps_d;
     const int block_row = (lane_ & 7) + 8 * (lane_ >> 4), block_chunk = (lane_ >> 3) & 1;
     const LaneRows<kQ> rows_ds(s_ds(stage), block_row, 2 * warp_q + block_chunk);
     const LaneRows<kD> rows_k(s_base() + kOffsetK, (lane_ & 15), 2 * warp_d + (lane_ >> 4));
-    multiply_columns<T, kDqM, kTile.dq_warps_q, kDqN, kTile.dq_warps_d, kK>(r_dq, rows_ds, rows_k);
-    const std::int64_t index = relative_tile(at.g, at.tile);
-    unsigned* g_turn = nullptr;
-    if (p.deterministic) {
-      g_turn = scope().g_turns + index * kWarps + warp_;
-      const auto turn = static_cast<unsigned>(scope().key_block - scope().first_block(at.tile, kQ, kK));
-      while (__shfl_sync(0xffffffffu, ptx::load_acquire(g_turn), 0) != turn) {  // the whole warp or none of it
-      }
-    }
-    float* g_dq = scope().g_dq + index * (kQ * kD) + (warp_q * (kD / 8) + 2 * warp_d) * 128 + lane_;
 #pragma unroll
-    for (int m = 0; m < kDqM; ++m) {
+    for (int first = 0; first < kDqN; first += kDqAtOnce) {
+      float r_dq[kDqM][2 * kDqAtOnce][4];
+      multiply_columns<T, kDqM, kTile.dq_warps_q, kDqAtOnce, kTile.dq_warps_d, kK>(r_dq, rows_ds, rows_k, first);
+      const std::int64_t index = relative_tile(at.g, at.tile);  // found here, where the product's registers are free
+      float* g_dq = scope().g_dq + index * (kQ * kD) + (warp_q * (kD / 8) + 2 * warp_d) * 128 + lane_;
+      if (p.deterministic && first == 0) await_turn(index, at.tile);
 #pragma unroll
-      for (int n = 0; n < 2 * kDqN; ++n) {
-        const int fragment = m * kTile.dq_warps_q * (kD / 8) + n / 2 * kTile.dq_warps_d * 2 + n % 2;
+      for (int m = 0; m < kDqM; ++m) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) ptx::reduce_add(g_dq + fragment * 128 + e * 32, r_dq[m][n][e]);
+        for (int n = 0; n < 2 * kDqAtOnce; ++n) {
+          const int fragment = m * kTile.dq_warps_q * (kD / 8) + (first + n / 2) * kTile.dq_warps_d * 2 + n % 2;
+#pragma unroll
+          for (int e = 0; e < 4; ++e) ptx::reduce_add(g_dq + fragment * 128 + e * 32, r_dq[m][n][e]);
+        }
       }
     }
     if (p.deterministic) {
       __syncwarp();
-      if (lane_ == 0) ptx::reduce_add_release(g_turn, 1);
+      if (lane_ == 0) ptx::reduce_add_release(turn_of(relative_tile(at.g, at.tile)), 1);
+    }
+  }
+  /// This warp's counter of a tile, and waiting for it.
+  __device__ __forceinline__ unsigned* turn_of(std::int64_t index) const {
+    return scope().g_turns + index * kDqWarps + key_warp();
+  }
+  __device__ __forceinline__ void await_turn(std::int64_t index, int tile) const {
+    const unsigned* const g_turn = turn_of(index);
+    const auto turn = static_cast<unsigned>(scope().key_block - scope().first_block(tile, kQ, kK));
+    while (__shfl_sync(0xffffffffu, ptx::load_acquire(g_turn), 0) != turn) {  // the whole warp or none of it
     }
   }
 
-  /// This warp's rows of dK or dV, by way of its own rows of a tile that nobody reads any more.
+  /// This warp's rows of dK or dV, by way of its own rows of a place that nobody reads any more.
   template <int kCols>
-  __device__ __forceinline__ void write(std::uint32_t s_tile, const float (&r)[kM][kCols / 8][4], float factor,
+  __device__ __forceinline__ void write(std::uint32_t s_place, const float (&r)[kM][kCols / 8][4], float factor,
                                         const Tensor& grad, int dim, bool aligned) {
-    const std::uint32_t s_own = s_tile + first_key() * 2 * kCols;
-    const LaneRows<kCols> rows(s_own, lane_ / 4, 0);
-#pragma unroll
-    for (int m = 0; m < kM; ++m) {
-#pragma unroll
-      for (int n = 0; n < kCols / 8; ++n) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const std::uint32_t x = ptx::pack<T>(r[m][n][2 * half] * factor, r[m][n][2 * half + 1] * factor);
-          ptx::store_shared(rows.at(16 * m + 8 * half, n) + lane_ % 4 * 4, x);
-        }
-      }
+    const int first = first_key(), begin = scope().key_begin - first, end = scope().key_end - first;
+    const std::uint32_t s_own = s_place + first * 2 * kCols;
+    put_sums<T, kM, kCols>(s_own, r, factor, lane_);
+    char* const g = grad.row(scope().b, scope().key_row + first, scope().kv_head);
+    if (begin <= 0 && end >= 16 * kM && dim == kCols && aligned) {
+      store_whole_rows<kCols, 16 * kM>(g, 2 * grad.stride_seq, s_own, lane_);
+    } else {
+      store_rows<kCols, 16 * kM>(g, grad.stride_seq, s_own, scope().rows_left - first, begin, end, dim, aligned, lane_);
     }
-    __syncwarp();
-    const int first = first_key();
-    store_rows<kCols, 16 * kM>(grad.row(scope().b, scope().key_row + first, scope().kv_head), grad.stride_seq, s_own,
-                               scope().rows_left - first, scope().key_begin - first, scope().key_end - first, dim,
-                               aligned, lane_);
   }
 
   const BackwardParams& p;

@@ -14,16 +14,17 @@ template <class Shape>
 struct BackwardF32Of {
   static constexpr BackwardF32Tile kTile = Shape::kTile;
   static constexpr int kQ = kTile.block_q, kHeadDim = Shape::kHeadDim;
+  static constexpr int kPartsBytes = 2 * PartsTile<kQ, kHeadDim>::kBytes;  // of Q and dO of a tile
   static constexpr std::int64_t kSharedBytes = kTile.shared_bytes(kHeadDim);
 
   static Tiles tiles() { return {kQ, kTile.block_k(), 1, kTile.threads(), kSharedBytes}; }
 
   static std::size_t workspace(const Problem& problem) {
-    return backward_workspace(problem, kQ, kHeadDim, kTile.warps());
+    return backward_workspace(problem, kQ, kHeadDim, kTile.warps(), kPartsBytes);
   }
 
   static Status run(const Problem& problem, const BackwardOperands& operands, const Launch& where) {
-    const BackwardParams p = backward_params(problem, operands, where, kQ, kTile.block_k(), kHeadDim);
+    const BackwardParams p = backward_params(problem, operands, where, kQ, kTile.block_k(), kHeadDim, kPartsBytes);
     const std::int64_t query_blocks = p.batch * p.heads_q * p.query_tiles;
     const std::int64_t key_blocks = p.batch * p.heads_kv * p.key_blocks;
     ONEPASS_RETURN_IF_ERROR(launch(&backward_f32_prepare<Shape>, query_blocks, kPassThreads, 0, where, p));
@@ -38,7 +39,7 @@ struct BackwardF32Of {
 template <int kBucket, std::int64_t kLimit>
 struct BackwardF32Shape {
   static constexpr int kHeadDim = kBucket;
-  static constexpr BackwardF32Tile kTile = backward_f32_tile<kBucket>();
+  static constexpr BackwardF32Tile kTile = backward_f32_tile(kBucket, kLimit);
   static_assert(kTile.shared_bytes(kBucket) <= kLimit);
 };
 template <class T, int kHeadDim, int kHeadDimV, std::int64_t kLimit>

@@ -1,8 +1,8 @@
-// Before and after the main float32 backward kernel: D, LSE and a zero dQ; dQ in its place.
+// Before and after the main float32 backward kernel: D, LSE, the parts of Q and dO and a zero dQ; dQ in its place.
 #pragma once
 
 #include "cuda/sm80/backward_clear.cuh"
-#include "cuda/sm80/f32_rows.cuh"
+#include "cuda/sm80/f32_parts.cuh"
 
 namespace onepass::cuda::sm80 {
 
@@ -22,14 +22,23 @@ struct F32QueryTile {
   }
 };
 
-/// Elements [column, column + 4) of a row of `dim` elements, zeros beyond it.
-__device__ __forceinline__ float4 load_four(const float* g_row, int column, int dim, bool aligned) {
-  if (aligned && column + 4 <= dim) return *reinterpret_cast<const float4*>(g_row + column);
-  return {column < dim ? g_row[column] : 0, column + 1 < dim ? g_row[column + 1] : 0,
-          column + 2 < dim ? g_row[column + 2] : 0, column + 3 < dim ? g_row[column + 3] : 0};
+/// Splits a tile of rows, of which `rows` exist, into parts at g_parts: PartsTile<kRows, kCols>.
+template <int kRows, int kCols>
+__device__ __forceinline__ void split_rows(unsigned char* g_parts, const Tensor& x, std::int64_t b, std::int64_t row,
+                                           std::int64_t head, std::int64_t rows, int dim, bool aligned) {
+  constexpr int kGroups = kCols / 16;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < kRows * kGroups; i += kPassThreads) {
+    const int r = i / kGroups;
+    const bool inside = r < rows;
+    const auto* g_row = reinterpret_cast<const float*>(x.row(b, row + (inside ? r : 0), head));
+    PartsTile<kRows, kCols>::split(g_row, r, i % kGroups, inside, dim, aligned,
+                                   [&](int byte, uint4 y) { *reinterpret_cast<uint4*>(g_parts + byte) = y; });
+  }
 }
 
-/// Fills the tile's statistics, LSE and D, and clears its dQ and turns. Sixteen threads a row.
+/// Fills the tile's statistics, LSE and D, and the parts of its Q and dO, and clears its dQ and turns. Sixteen threads
+/// a row.
 template <class Shape>
 __global__ void __launch_bounds__(kPassThreads) backward_f32_prepare(const __grid_constant__ BackwardParams p) {
   constexpr int kD = Shape::kHeadDim, kQ = Shape::kTile.block_q, kWarps = Shape::kTile.warps();
@@ -46,6 +55,12 @@ __global__ void __launch_bounds__(kPassThreads) backward_f32_prepare(const __gri
   if (p.deterministic && threadIdx.x < kWarps) p.turns[index * kWarps + threadIdx.x] = 0;
 
   const auto& o = p.operands;
+  constexpr int kPartsBytes = PartsTile<kQ, kD>::kBytes;
+  unsigned char* g_parts = p.parts + index * (2 * kPartsBytes);
+  const std::int64_t first_row = s.q_row + at.tile * kQ, rows = s.q_length - at.tile * kQ;
+  split_rows<kQ, kD>(g_parts, o.q, at.b, first_row, at.head, rows, p.head_dim, p.q_aligned);
+  split_rows<kQ, kD>(g_parts + kPartsBytes, o.grad_out, at.b, first_row, at.head, rows, p.head_dim_v,
+                     p.grad_out_aligned);
   const int lane = threadIdx.x % kRowThreads;
   float* g_stats = p.stats + index * (2 * kQ);
 #pragma unroll 1

@@ -12,15 +12,15 @@ inline std::int64_t query_tile_count(const Problem& problem, int block_q) {
                              : problem.batch * ceil_div(problem.seq_q, block_q);
 }
 
-/// Bytes: 4 heads_q (block_q (bucket + 2) + warps) tiles + 4, see BackwardParams.
-inline std::size_t backward_workspace(const Problem& problem, int block_q, int bucket, int warps) {
-  const std::int64_t each = 4 * (block_q * (bucket + 2) + warps);
+/// Bytes: heads_q (4 block_q (bucket + 2) + parts_bytes + 4 warps) tiles + 4, see BackwardParams.
+inline std::size_t backward_workspace(const Problem& problem, int block_q, int bucket, int warps, int parts_bytes = 0) {
+  const std::int64_t each = 4 * (block_q * (bucket + 2) + warps) + parts_bytes;
   return static_cast<std::size_t>(problem.heads_q * query_tile_count(problem, block_q) * each + 4);
 }
 
 /// All but how Q and dO are read where their rows are whole.
 inline BackwardParams backward_params(const Problem& problem, const BackwardOperands& operands, const Launch& launch,
-                                      int block_q, int block_k, int bucket) {
+                                      int block_q, int block_k, int bucket, int parts_bytes = 0) {
   BackwardParams p = {};
   p.mask = problem.mask;
   p.batch = problem.batch, p.seq_q = problem.seq_q, p.seq_k = problem.seq_k;
@@ -40,7 +40,8 @@ inline BackwardParams backward_params(const Problem& problem, const BackwardOper
   p.operands = operands;
   p.dq_sum = static_cast<float*>(launch.workspace);
   p.stats = p.dq_sum + p.heads_q * p.tiles * block_q * bucket;
-  p.turns = reinterpret_cast<unsigned*>(p.stats + p.heads_q * p.tiles * 2 * block_q);
+  p.parts = reinterpret_cast<unsigned char*>(p.stats + p.heads_q * p.tiles * 2 * block_q);
+  p.turns = reinterpret_cast<unsigned*>(p.parts + p.heads_q * p.tiles * parts_bytes);
   return p;
 }
 

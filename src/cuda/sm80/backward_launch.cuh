@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/tiles.h"
+#include "cuda/host/device.h"
 #include "cuda/host/launch.h"
 #include "cuda/sm80/backward.cuh"
 #include "cuda/sm80/backward_host.h"
@@ -19,7 +20,7 @@ struct BackwardOf {
   static Tiles tiles() { return {kQ, kTile.block_k, 2, kTile.threads(), kSharedBytes}; }
 
   static std::size_t workspace(const Problem& problem) {
-    return backward_workspace(problem, kQ, Shape::kD, kTile.warps);
+    return backward_workspace(problem, kQ, Shape::kD, kTile.warps / kTile.roles);
   }
 
   static Status run(const Problem& problem, const BackwardOperands& operands, const Launch& launch) {
@@ -50,15 +51,36 @@ struct BackwardOf {
   }
 };
 
-/// A row of kernels.def: buckets of head_dim and head_dim_v, and the shared memory that a thread block may have.
-template <class T, int kHeadDim, int kHeadDimV, std::int64_t kLimit>
+template <class T, int kHeadDim, int kHeadDimV, BackwardTile kTiles>
 struct BackwardShape {
   using Element = T;
   static constexpr int kD = kHeadDim, kDV = kHeadDimV;
-  static constexpr BackwardTile kTile = backward_tile(kHeadDim, kLimit);
-  static_assert(kTile.shared_bytes(kD, kDV) <= kLimit);
+  static constexpr BackwardTile kTile = kTiles;
 };
+
+/// A row of kernels.def: buckets of head_dim and head_dim_v, and the shared memory that a thread block may have. A row
+/// of 163 KB takes larger tiles where the device has more.
 template <class T, int kHeadDim, int kHeadDimV, std::int64_t kLimit>
-using Backward = BackwardOf<BackwardShape<T, kHeadDim, kHeadDimV, kLimit>>;
+struct Backward {
+  using Common = BackwardOf<BackwardShape<T, kHeadDim, kHeadDimV, backward_tile(kHeadDim, kLimit)>>;
+  using Roomy = BackwardOf<BackwardShape<T, kHeadDim, kHeadDimV, roomy_backward_tile(kHeadDim, kLimit)>>;
+  static constexpr bool kTwo = Roomy::kTile != Common::kTile;
+  static_assert(Common::kSharedBytes <= kLimit && (!kTwo || Roomy::kSharedBytes <= kSharedBytes90));
+
+  static Tiles tiles() { return Common::tiles(); }
+  /// For either: the device is not known here.
+  static std::size_t workspace(const Problem& problem) {
+    return max_of(Common::workspace(problem), Roomy::workspace(problem));
+  }
+  static Status run(const Problem& problem, const BackwardOperands& operands, const Launch& launch) {
+    if constexpr (kTwo) {
+      constexpr std::int64_t kReserved = 1024;  // bytes of each block, by the system
+      if (multiprocessor_shared_bytes(launch.device) >= Roomy::kSharedBytes + kReserved) {
+        return Roomy::run(problem, operands, launch);
+      }
+    }
+    return Common::run(problem, operands, launch);
+  }
+};
 
 }  // namespace onepass::cuda::sm80

@@ -5,10 +5,18 @@
 
 namespace onepass::cuda::sm80 {
 
+/// Place of a query row's statistic in its tile: of 16 rows, the four together that a lane has in the products'
+/// fragments.
+ONEPASS_INLINE constexpr int statistic_place(int row) {
+  return row / 16 * 16 + row % 8 / 2 * 4 + row / 8 % 2 * 2 + row % 2;
+}
+
 /// Workspace, in query tiles of block_q rows; every tile belongs to one sequence:
 ///   dq_sum (heads_q, tiles, block_q * bucket) float32, each tile in the order of the products' fragments
 ///   stats  (heads_q, tiles, 2, block_q) float32: log2(e) LSE, then D
+///   parts  (heads_q, tiles, 2, 3, block_q, bucket) bfloat16: float32's Q and dO, see PartsTile
 ///   turns  (heads_q, tiles, warps) uint32, and one more: only for a deterministic call
+///   (16-bit rows keep the statistics of a tile where statistic_place says)
 /// where tiles = batch * ceil(seq_q / block_q), packed: total_q / block_q + batch.
 struct BackwardParams {
   MaskSpec mask;
@@ -28,6 +36,7 @@ struct BackwardParams {
   float* dq_sum;
   float* stats;
   unsigned* turns;
+  unsigned char* parts;  // float32
 
   ONEPASS_INLINE Sequence sequence(std::int64_t b) const {
     return sequence_at(mask, b, seq_q, seq_k, total_q, total_k);

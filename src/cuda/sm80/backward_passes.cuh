@@ -9,14 +9,26 @@
 
 namespace onepass::cuda::sm80 {
 
-/// Fills the tile's statistics and clears its dQ and turns. Grid: batch x heads_q x query_tiles.
+/// What a block of a pass works on: neighbours take the same rows of neighbouring heads, which are near in memory.
+struct PassTile {
+  int head;
+  std::int64_t tile, b;
+  __device__ __forceinline__ explicit PassTile(const BackwardParams& p) {
+    const auto heads = static_cast<unsigned>(p.heads_q), tiles = static_cast<unsigned>(p.query_tiles);
+    const unsigned row_tile = blockIdx.x / heads, item = row_tile / tiles;
+    head = static_cast<int>(blockIdx.x - row_tile * heads), tile = row_tile - item * tiles, b = item;
+  }
+};
+
+/// Fills the tile's statistics and clears its dQ and turns. Grid: batch x query_tiles x heads_q.
 template <class Shape>
 __global__ void __launch_bounds__(kPassThreads) backward_prepare(const __grid_constant__ BackwardParams p) {
   using T = typename Shape::Element;
-  constexpr int kD = Shape::kD, kDV = Shape::kDV, kWarps = Shape::kTile.warps, kQ = Shape::kTile.block_q;
-  const auto tile = static_cast<std::int64_t>(blockIdx.x) % p.query_tiles;
-  const int head = static_cast<int>(blockIdx.x / p.query_tiles % p.heads_q);
-  const std::int64_t b = blockIdx.x / p.query_tiles / p.heads_q;
+  constexpr int kD = Shape::kD, kDV = Shape::kDV, kWarps = Shape::kTile.warps / Shape::kTile.roles,
+                kQ = Shape::kTile.block_q;
+  const PassTile at(p);
+  const int head = at.head;
+  const std::int64_t tile = at.tile, b = at.b;
   if (p.deterministic && blockIdx.x == 0 && threadIdx.x == 0) p.turns[p.heads_q * p.tiles * kWarps] = 0;
   const Sequence s = p.sequence(b);
   if (tile * kQ >= s.q_length) return;
@@ -50,7 +62,7 @@ __global__ void __launch_bounds__(kPassThreads) backward_prepare(const __grid_co
       const bool empty = lse == -INFINITY;  // sees no key: P = 0 whatever its score
       float sum = half == 0 ? sums.x : sums.y;
       if (!empty && o.grad_lse) sum -= *o.grad_lse.row(b, head, s.q_row + rows[half]);
-      float* const g = g_stats + first + threadIdx.x % 32 / 4 + 8 * half;
+      float* const g = g_stats + statistic_place(first + threadIdx.x % 32 / 4 + 8 * half);
       g[0] = empty ? INFINITY : lse * 1.44269504088896341f;
       g[kQ] = empty ? 0 : sum;
     }
@@ -59,14 +71,14 @@ __global__ void __launch_bounds__(kPassThreads) backward_prepare(const __grid_co
 
 /// Scales, rounds and writes the dQ of a tile, 0 for rows that the sequence does not use. A thread takes eight elements
 /// of a row, which fragment order keeps in two runs of four: columns 0, 2, 4, 6, and 1, 3, 5, 7.
-/// Grid: batch x heads_q x query_tiles.
+/// Grid: batch x query_tiles x heads_q.
 template <class Shape>
 __global__ void __launch_bounds__(kPassThreads) backward_finish(const __grid_constant__ BackwardParams p) {
   using T = typename Shape::Element;
   constexpr int kD = Shape::kD, kQ = Shape::kTile.block_q, kChunks = kD / 8, kNear = kChunks % 8 == 0 ? 8 : 4;
-  const auto tile = static_cast<std::int64_t>(blockIdx.x) % p.query_tiles;
-  const int head = static_cast<int>(blockIdx.x / p.query_tiles % p.heads_q);
-  const std::int64_t b = blockIdx.x / p.query_tiles / p.heads_q;
+  const PassTile at(p);
+  const int head = at.head;
+  const std::int64_t tile = at.tile, b = at.b;
   const Sequence s = p.sequence(b);
   const std::int64_t item_rows = p.item_queries(b, s);
   if (tile * kQ >= item_rows) return;

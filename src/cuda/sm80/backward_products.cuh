@@ -4,7 +4,9 @@
 #pragma once
 
 #include "cuda/device/swizzle.cuh"
+#include "cuda/ptx/math.cuh"
 #include "cuda/ptx/matrix.cuh"
+#include "cuda/ptx/shared.cuh"
 
 namespace onepass::cuda::sm80 {
 
@@ -92,13 +94,13 @@ __device__ __forceinline__ void multiply_add(float (&r_sum)[kM][2 * kN][4], cons
 }
 
 /// r_sum (16 kM x 16 kN) = a^T b over kK rows: a is every kStepM-th block of 16 columns of `rows_a`, b every kStepN-th
-/// of `rows_b`, from the lane's own on; both steps are powers of two.
+/// of `rows_b` from number `first` on, both counted from the lane's own; both steps are powers of two.
 template <class T, int kM, int kStepM, int kN, int kStepN, int kK, int kColsA, int kColsB>
 __device__ __forceinline__ void multiply_columns(float (&r_sum)[kM][2 * kN][4], const LaneRows<kColsA>& rows_a,
-                                                 const LaneRows<kColsB>& rows_b) {
+                                                 const LaneRows<kColsB>& rows_b, int first) {
   constexpr int kBlocks = kK / 16 * kN;
   const auto load_b = [&](std::uint32_t(&r)[4], int at) {
-    ptx::ldmatrix_x4_trans(r, rows_b.at(at / kN * 16, 2 * kStepN * (at % kN)));
+    ptx::ldmatrix_x4_trans(r, rows_b.at(at / kN * 16, 2 * kStepN * (first + at % kN)));
   };
   const auto load_a = [&](std::uint32_t(&r)[kM][4], int k) {
 #pragma unroll
@@ -118,6 +120,25 @@ __device__ __forceinline__ void multiply_columns(float (&r_sum)[kM][2 * kN][4], 
       multiply_block<T>(r_sum, n, r_a[k % 2], r_b[at % 2]);
     }
   }
+}
+
+/// A warp's sums (16 kM x kCols), times `factor`, as rows of type T in shared memory, where it may read them then.
+template <class T, int kM, int kCols>
+__device__ __forceinline__ void put_sums(std::uint32_t s_rows, const float (&r_sum)[kM][kCols / 8][4], float factor,
+                                         int lane) {
+  const LaneRows<kCols> rows(s_rows, lane / 4, 0);
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+#pragma unroll
+    for (int n = 0; n < kCols / 8; ++n) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float* const x = &r_sum[m][n][2 * half];
+        ptx::store_shared(rows.at(16 * m + 8 * half, n) + lane % 4 * 4, ptx::pack<T>(x[0] * factor, x[1] * factor));
+      }
+    }
+  }
+  __syncwarp();
 }
 
 }  // namespace onepass::cuda::sm80

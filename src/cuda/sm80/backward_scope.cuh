@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/mask.h"
+#include "cuda/sm80/backward_params.h"
 
 namespace onepass::cuda::sm80 {
 
@@ -15,6 +16,11 @@ struct TileMask {
   __device__ __forceinline__ void keys(int i, int& begin, int& end) const {
     begin = max(i + lo, key_begin);
     end = row_begin <= i && i < row_end ? min(i + hi, key_end) : begin;
+  }
+  /// The rows that see key j, empty if end <= begin.
+  __device__ __forceinline__ void rows(int j, int& begin, int& end) const {
+    begin = max(j - hi + 1, row_begin);
+    end = key_begin <= j && j < key_end ? min(j - lo + 1, row_end) : begin;
   }
 };
 
@@ -33,7 +39,30 @@ struct KeyScope {
   int key_begin, key_end;             // keys that some row sees, counted from first_key
   int tile_begin, tile_end;           // query tiles with rows that see some key
   int full_begin, full_end;           // of those, the tiles all of whose rows see all keys
+  const unsigned char* g_parts;       // float32: of its first tile and that head
 
+  /// What block `block` of the grid, batch x heads_kv x key_blocks, works on: tiles of kQ rows, kK keys, and turns for
+  /// kTurns warps.
+  template <int kQ, int kK, int kD, int kTurns>
+  __device__ __forceinline__ void find(const BackwardParams& p, unsigned block) {
+    const auto key_blocks = static_cast<unsigned>(p.key_blocks), heads = static_cast<unsigned>(p.heads_kv);
+    key_block = block % key_blocks;
+    kv_head = block / key_blocks % heads;
+    b = block / key_blocks / heads;
+    sequence = p.sequence(b);
+    const std::int64_t row = key_block * kK;
+    rows_left = static_cast<int>(clamp_to<std::int64_t>(p.item_keys(b, sequence) - row, 0, kK));
+    first_key = row - sequence.k_start;
+    key_row = sequence.k_row + first_key;
+    const std::int64_t head = kv_head * p.group;
+    g_q = p.operands.q.row(b, sequence.q_row, head);
+    g_grad_out = p.operands.grad_out.row(b, sequence.q_row, head);
+    const std::int64_t first_tile = head * p.tiles + p.first_tile(b, sequence, kQ);
+    g_stats = p.stats + first_tile * (2 * kQ);
+    g_dq = p.dq_sum + first_tile * (kQ * kD);
+    g_turns = p.turns + first_tile * kTurns;
+    find_rows(kQ, kK);
+  }
   /// rows, keys: of a tile.
   __device__ __forceinline__ void find_rows(int rows, int keys) {
     const Sequence& s = sequence;

@@ -46,11 +46,25 @@ __device__ __forceinline__ void pieces_behind(int at, int count, F&& f) {
   for (int i = at * kAll / count; i < (at + 1) * kAll / count; ++i) f(i);
 }
 
-/// A statistic of this lane's two query rows in each of kCount fragments. s_rows: of the first query row.
-template <int kCount>
-__device__ __forceinline__ void load_pairs(float (&r)[kCount][2], std::uint32_t s_rows, int lane) {
+/// The pieces that belong behind block `at` of a product with weights that has kAcross blocks for each 16 query rows:
+/// those of the next 16 rows.
+template <int kM, int kN, int kAcross, class F>
+__device__ __forceinline__ void pieces_ahead(int at, F&& f) {
+  constexpr int kEach = 4 * kM;
+  const int begin = kEach + at * kEach / kAcross, end = kEach + (at + 1) * kEach / kAcross;
+  if (end <= kPieces<kM, kN>) f(begin, end);
+}
+
+/// A statistic of this lane's rows of 16 query rows, in two fragments. s_rows: of the first row of all, as
+/// statistic_place has them.
+template <int kN>
+__device__ __forceinline__ void load_statistic(float (&r)[2 * kN][2], int n, std::uint32_t s_rows, int lane) {
+  ptx::load_shared(s_rows + 64 * n + lane % 4 * 16, r[2 * n][0], r[2 * n][1], r[2 * n + 1][0], r[2 * n + 1][1]);
+}
+template <int kN>
+__device__ __forceinline__ void load_statistic(float (&r)[2 * kN][2], std::uint32_t s_rows, int lane) {
 #pragma unroll
-  for (int n = 0; n < kCount; ++n) ptx::load_shared(s_rows + 4 * (8 * n + 2 * (lane % 4)), r[n][0], r[n][1]);
+  for (int n = 0; n < kN; ++n) load_statistic<kN>(r, n, s_rows, lane);
 }
 
 /// P = 2^(scale_log2 S - log2(e) LSE).
@@ -75,22 +89,30 @@ __device__ __forceinline__ void differentiate(int i, const Scores<kM, kN>& r_dp,
   p = ptx::pack<T>(low * (dp[0] - d[0]), high * (dp[1] - d[1]));
 }
 
+/// The lowest `count` bits, which may be any number.
+__device__ __forceinline__ std::uint32_t first_bits(int count) {
+  return static_cast<std::uint32_t>((1ull << clamp_to(count, 0, 32)) - 1);
+}
+
 /// 0 where a key is hidden from a row, whatever stood there. first_row, first_key: of the weights, in tile and block.
+/// Each key of the lane is seen by an interval of rows: the bits of 32 rows at a time become bytes, those bytes masks.
 template <int kM, int kN>
 __device__ __forceinline__ void hide(Weights<kM, kN>& r, const TileMask& mask, int first_row, int first_key, int lane) {
 #pragma unroll
-  for (int n = 0; n < 2 * kN; ++n) {
-    int begin[2], end[2];
+  for (int m = 0; m < kM; ++m) {
 #pragma unroll
-    for (int e = 0; e < 2; ++e) mask.keys(first_row + 8 * n + 2 * (lane % 4) + e, begin[e], end[e]);
+    for (int half = 0; half < 2; ++half) {
+      int begin, end;
+      mask.rows(first_key + 16 * m + 8 * half + lane / 4, begin, end);
 #pragma unroll
-    for (int m = 0; m < kM; ++m) {
+      for (int n = 0; n < 2 * kN; n += 4) {
+        const int first = first_row + 8 * n;
+        const std::uint32_t seen = (first_bits(end - first) & ~first_bits(begin - first)) >> (lane % 4 * 2);
+        const std::uint32_t even = (seen & 0x01010101) * 255, odd = (seen >> 1 & 0x01010101) * 255;
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int key = first_key + 16 * m + 8 * half + lane / 4;
-        const std::uint32_t low = begin[0] <= key && key < end[0] ? 0x0000ffff : 0;
-        const std::uint32_t high = begin[1] <= key && key < end[1] ? 0xffff0000 : 0;
-        r[m][n / 2][n % 2 * 2 + half] &= low | high;
+        for (int i = 0; i < 4 && n + i < 2 * kN; ++i) {
+          r[m][(n + i) / 2][i % 2 * 2 + half] &= __byte_perm(even, odd, 0x4400 + 0x1111 * i);
+        }
       }
     }
   }

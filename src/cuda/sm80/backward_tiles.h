@@ -12,17 +12,22 @@ struct BackwardTile {
   /// the other dS and dK; so twice as many keys a warp fit in its registers, and keys and queries are read half as
   /// often.
   int roles;
-  int dq_warps_q, dq_warps_d;  // the warps' grid over a dQ tile
-  int blocks_per_sm;           // which the registers must allow
+  /// The grid of warps over a dQ tile: of all, or of those that compute dS.
+  int dq_warps_q, dq_warps_d;
+  int blocks_per_sm;  // which the registers must allow
+  /// The warps that compute P copy the next tile before their products, not behind them.
+  bool copies_first = false;
+  int hands = 1;  // parts in which P is handed over
 
   static constexpr int kScopeBytes = 256;
+  bool operator==(const BackwardTile&) const = default;
 
   constexpr int threads() const { return 32 * warps; }
   /// Keys of a warp.
   constexpr int warp_k() const { return block_k * roles / warps; }
   constexpr bool valid(int head_dim) const {
-    return block_q % 16 == 0 && warp_k() % 16 == 0 && dq_warps_q * dq_warps_d == warps &&
-           block_q % (16 * dq_warps_q) == 0 && head_dim % (16 * dq_warps_d) == 0;
+    return block_q % 16 == 0 && warp_k() % 16 == 0 && dq_warps_q * dq_warps_d == warps / roles &&
+           block_q % (16 * dq_warps_q) == 0 && head_dim % (16 * dq_warps_d) == 0 && block_q % (16 * hands) == 0;
   }
   /// K, V; two stages of Q, dO and of the rows' statistics; two of dS; what the block works on.
   constexpr long shared_bytes(int head_dim, int head_dim_v) const {
@@ -38,11 +43,17 @@ constexpr BackwardTile backward_tile(int head_dim, long limit) {
   switch (head_dim) {
     case 32: return {64, 128, 4, 1, 2, 2, 2};
     case 64: return {64, 128, 4, 1, 2, 2, 2};
-    case 96: return small ? BackwardTile{32, 64, 4, 2, 2, 2, 1} : BackwardTile{64, 128, 8, 2, 4, 2, 1};
-    case 128: return small ? BackwardTile{32, 64, 8, 2, 2, 4, 1} : BackwardTile{64, 128, 8, 2, 2, 4, 1};
-    case 192: return small ? BackwardTile{32, 32, 4, 2, 1, 4, 1} : BackwardTile{64, 64, 8, 2, 2, 4, 1};
-    default: return small ? BackwardTile{16, 32, 4, 2, 1, 4, 1} : BackwardTile{32, 64, 8, 2, 1, 8, 1};
+    case 96: return small ? BackwardTile{32, 64, 4, 2, 1, 2, 1} : BackwardTile{64, 128, 8, 2, 2, 2, 1};
+    case 128: return small ? BackwardTile{32, 64, 8, 2, 1, 4, 1} : BackwardTile{64, 128, 8, 2, 2, 2, 1, true, 2};
+    case 192: return small ? BackwardTile{32, 32, 4, 2, 1, 2, 1} : BackwardTile{64, 64, 8, 2, 2, 2, 1};
+    default: return small ? BackwardTile{16, 32, 4, 2, 1, 2, 1} : BackwardTile{32, 64, 8, 2, 1, 4, 1};
   }
+}
+
+/// The same for rows of 163 KB on multiprocessors that have 228 KB (9.0, 10.0).
+constexpr BackwardTile roomy_backward_tile(int head_dim, long limit) {
+  if (head_dim == 256 && limit >= 128 * 1024) return {64, 64, 8, 2, 2, 2, 1};  // 16 rows of keys a warp: 256 registers
+  return backward_tile(head_dim, limit);
 }
 
 }  // namespace onepass::cuda::sm80

@@ -62,6 +62,13 @@ __device__ __forceinline__ void load_f32_rows(std::uint32_t s_tile, const float*
   }
 }
 
+/// Elements [column, column + 4) of a row of `dim` elements, zeros beyond it.
+__device__ __forceinline__ float4 load_four(const float* g_row, int column, int dim, bool aligned) {
+  if (aligned && column + 4 <= dim) return *reinterpret_cast<const float4*>(g_row + column);
+  return {column < dim ? g_row[column] : 0, column + 1 < dim ? g_row[column + 1] : 0,
+          column + 2 < dim ? g_row[column + 2] : 0, column + 3 < dim ? g_row[column + 3] : 0};
+}
+
 /// Writes four elements of a row of `dim` elements, from `column` on, as far as they belong to it.
 __device__ __forceinline__ void store_four(float* g_row, int column, int dim, bool aligned, float4 x) {
   if (aligned && column + 4 <= dim) {

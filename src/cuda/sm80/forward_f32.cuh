@@ -76,7 +76,7 @@ class ForwardF32Block {
       const bool sees = warp.some_begin <= block && block < warp.some_end;
       float r_s[kM][kN][4];
       if (sees) {
-        multiply_rows<kM, kN, kHeadDim, Split::two>(r_s, q_lane, s_tile(tile) + Lanes::rows_b(lane_), args_.lines);
+        multiply_rows<kM, kN, kHeadDim>(r_s, q_lane, s_tile(tile) + Lanes::rows_b(lane_), args_.lines);
         if (block < warp.all_begin || warp.all_end <= block)
           mask(r_s, scope_.first_key + std::int64_t{block} * kBlockK);
       }
@@ -223,15 +223,15 @@ class ForwardF32Block {
       }
       r_sum_[r] = fmaf(r_sum_[r], alpha[r], sum);
     }
-    typename Operands<Split::two>::A r_p[kN][kM];
+    SplitA r_p[kN][kM];
 #pragma unroll
     for (int n = 0; n < kN; ++n) {
 #pragma unroll
-      for (int m = 0; m < kM; ++m) r_p[n][m].set_result(0, r_s[m][n]);
+      for (int m = 0; m < kM; ++m) r_p[n][m].set_result(r_s[m][n]);
     }
-    multiply_across<kM, kN, kHeadDim, kTiles.groups, Split::two>(r_o_, r_p, s_v + Lanes::across_b(lane_),
-                                                                 static_cast<int>(args_.problem.head_dim_v),
-                                                                 [&](int r) { return alpha[r]; });
+    multiply_across<kM, kN, kHeadDim, kTiles.groups>(r_o_, r_p, s_v + Lanes::across_b(lane_),
+                                                     static_cast<int>(args_.problem.head_dim_v),
+                                                     [&](int r) { return alpha[r]; });
   }
 
   /// O / l and the log-sum-exp of the warp's rows.

@@ -116,4 +116,25 @@ __device__ __forceinline__ void store_rows(void* g_tile, std::int64_t stride, st
   }
 }
 
+/// store_rows where all rows and columns are inside and aligned.
+template <int kCols, int kRows>
+__device__ __forceinline__ void store_whole_rows(char* g_tile, std::int64_t stride_bytes, std::uint32_t s_tile,
+                                                 int lane) {
+  using Tile = SwizzledTile<kCols>;
+  constexpr int kLanes = Tile::kGroup, kRowsAtOnce = 32 / kLanes;  // neighbours take neighbouring chunks
+  const int first = lane / kLanes, chunk = lane % kLanes;
+  char* g_row = g_tile + first * stride_bytes + 16 * chunk;
+#pragma unroll
+  for (int row = 0; row < kRows; row += kRowsAtOnce) {
+    const std::uint32_t s_row = s_tile + Tile::offset(first + row, chunk);
+#pragma unroll
+    for (int c = 0; c < Tile::kChunks / kLanes; ++c) {
+      uint4 x;
+      ptx::load_shared(s_row + c * Tile::kGroupBytes, x.x, x.y, x.z, x.w);
+      *reinterpret_cast<uint4*>(g_row + c * Tile::kGroupBytes) = x;
+    }
+    g_row += kRowsAtOnce * stride_bytes;
+  }
+}
+
 }  // namespace onepass::cuda::sm80

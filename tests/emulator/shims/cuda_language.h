@@ -113,6 +113,14 @@ inline unsigned atomicAdd(unsigned* global, unsigned x) {
 /// In a loop that waits for others: the loads in it let them run.
 inline void __nanosleep(unsigned) {}
 
+/// Four of the eight bytes of x and y, the lowest three bits of each nibble of `which` say which.
+inline std::uint32_t __byte_perm(std::uint32_t x, std::uint32_t y, std::uint32_t which) {
+  const std::uint64_t bytes = std::uint64_t{y} << 32 | x;
+  std::uint32_t r = 0;
+  for (int i = 0; i < 4; ++i) r |= static_cast<std::uint32_t>(bytes >> (which >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+  return r;
+}
+
 inline float __uint_as_float(std::uint32_t x) {
   return std::bit_cast<float>(x);
 }
