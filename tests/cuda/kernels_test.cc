@@ -1,4 +1,6 @@
 // Every CUDA row against the float64 reference: random cases, every length around its tiles, adversarial scores.
+#include <utility>
+
 #include "cuda/cuda_kit.h"
 
 namespace onepass {
@@ -96,6 +98,23 @@ TEST_P(CudaKernel, AdversarialScores) {
       if (values == Values::tiny && spec.dtype == DType::f32) continue;  // docs/cuda.md
       spec.values = values;
       spec.causal = causal;
+      expect_right(*kernel, spec);
+    }
+  }
+}
+
+/// Calls without rows or without keys still write what there is to write; nobody clears counters of turns then.
+TEST_P(CudaKernel, NoRowsOrNoKeys) {
+  const Kernel* kernel = GetParam();
+  ONEPASS_NEEDS_GPU_FOR(kernel);
+  for (const auto& [seq_q, seq_k] : {std::pair{0, 65}, {65, 0}}) {
+    for (const bool packed : {false, true}) {
+      CaseSpec spec = sized(*kernel, seq_q, seq_k);
+      if (packed) {
+        spec.cu_seqlens_q = {0, seq_q}, spec.cu_seqlens_k = {0, seq_k};
+        spec.total_q = seq_q + 2, spec.total_k = seq_k + 2;
+      }
+      spec.deterministic = spec.pass == Pass::backward ? 1 : -1;
       expect_right(*kernel, spec);
     }
   }

@@ -1,6 +1,7 @@
 // The sm_80 kernels on the emulator against the float64 reference: in random orders, with copies as late as they may
 // be, with sums rounded and as tensor cores cut them off.
 #include <algorithm>
+#include <utility>
 
 #include "cuda/host/device.h"
 #include "emulator/row_test.h"
@@ -84,6 +85,21 @@ TEST_P(EmulatedKernel, AdversarialScores) {
     spec.values = values;
     spec.causal = values != Values::deep;
     expect_right(spec);
+  }
+}
+
+/// Calls without rows or without keys still write what there is to write; nobody clears counters of turns then.
+TEST_P(EmulatedKernel, NoRowsOrNoKeys) {
+  for (const auto& [seq_q, seq_k] : {std::pair{0, 65}, {65, 0}}) {
+    for (const bool packed : {false, true}) {
+      CaseSpec spec = sized(seq_q, seq_k);
+      if (packed) {
+        spec.cu_seqlens_q = {0, seq_q}, spec.cu_seqlens_k = {0, seq_k};
+        spec.total_q = seq_q + 2, spec.total_k = seq_k + 2;
+      }
+      spec.deterministic = spec.pass == Pass::backward ? 1 : -1;
+      expect_right(spec);
+    }
   }
 }
 

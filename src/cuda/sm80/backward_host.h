@@ -31,12 +31,13 @@ inline BackwardParams backward_params(const Problem& problem, const BackwardOper
   p.head_dim = static_cast<int>(problem.head_dim), p.head_dim_v = static_cast<int>(problem.head_dim_v);
   p.scale = static_cast<float>(problem.score.scale);
   p.scale_log2 = static_cast<float>(problem.score.scale * 1.4426950408889634);
-  p.deterministic = problem.deterministic == 1;
   p.q_aligned = rows_aligned(operands.q), p.k_aligned = rows_aligned(operands.k);
   p.v_aligned = rows_aligned(operands.v), p.out_aligned = rows_aligned(operands.out);
   p.grad_out_aligned = rows_aligned(operands.grad_out), p.grad_q_aligned = rows_aligned(operands.grad_q);
   p.grad_k_aligned = rows_aligned(operands.grad_k), p.grad_v_aligned = rows_aligned(operands.grad_v);
   p.key_blocks = ceil_div(problem.seq_k, block_k), p.query_tiles = ceil_div(problem.seq_q, block_q);
+  // Without rows there are no turns, and no block of the first pass that would set their counters to 0.
+  p.deterministic = problem.deterministic == 1 && p.query_tiles > 0;
   p.operands = operands;
   p.dq_sum = static_cast<float*>(launch.workspace);
   p.stats = p.dq_sum + p.heads_q * p.tiles * block_q * bucket;
