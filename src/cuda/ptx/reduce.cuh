@@ -19,20 +19,4 @@ __device__ __forceinline__ void reduce_add_release(unsigned* global, unsigned x)
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(global), "r"(x) : "memory");
 }
 
-/// Counters of 64 bits, in no order with other accesses: the old value of one that grows by x, one that grows, and one
-/// as it is.
-__device__ __forceinline__ unsigned long long fetch_add(unsigned long long* global, unsigned long long x) {
-  unsigned long long old;
-  asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(global), "l"(x) : "memory");
-  return old;
-}
-__device__ __forceinline__ void reduce_add(unsigned long long* global, unsigned long long x) {
-  asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(global), "l"(x) : "memory");
-}
-__device__ __forceinline__ unsigned long long load_relaxed(const unsigned long long* global) {
-  unsigned long long x;
-  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(global) : "memory");
-  return x;
-}
-
 }  // namespace onepass::ptx

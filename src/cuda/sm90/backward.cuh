@@ -5,7 +5,6 @@
 #include "cuda/sm90/backward_keys.cuh"
 #include "cuda/sm90/backward_pair.cuh"
 #include "cuda/sm90/backward_turns.cuh"
-#include "cuda/sm90/backward_visits.cuh"
 
 namespace onepass::cuda::sm90 {
 
@@ -44,9 +43,6 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     init(&shared.tile_wanted, 1, 1);
     init(shared.tile_empty, 2, 4 * (C::kMains + 1) + 2 + C::kHalves + (params.turns != nullptr));
     init(shared.turn_full, kTurnSlots, 1);
-    init(shared.parts_full[0], 4 * C::kTile.dq_slots, 1);
-    init(shared.visit_full, C::kVisits, 1);
-    init(shared.visit_empty, C::kVisits, 4);
     init(shared.sums_full, kTurnSlots, 4);
     if constexpr (C::kPaired) {
       init(&shared.p_full, 1, 4);
@@ -61,13 +57,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     const bool ordered = params.turns != nullptr;
     if (threadIdx.x / 32 % 4 == 0) {
       if (!ordered) {
-        RingPlace<C::kVisits> place;
-        schedule_key_tiles<C>(shared, params, [&](unsigned done) {
-          if (params.visits != nullptr && threadIdx.x % 32 == 0) {
-            begin_visits<C>(shared, params, shared.tiles[done % 2], place);
-          }
-          __syncwarp();
-        });
+        schedule_key_tiles<C>(shared, params, [](unsigned) {});
       } else if (threadIdx.x % 128 == 0) {
         TurnKeeper<C>(shared, params).run();
       }
@@ -88,11 +78,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     }
   } else if (warpgroup == C::kMains) {
     set_registers<C::kTile.query_registers>();
-    if (params.visits != nullptr) {
-      QueryWarp<C>(shared, params).run();
-    } else {
-      accumulate_queries<C>(shared, params);
-    }
+    accumulate_queries<C>(shared, params);
   } else if constexpr (!C::kPaired) {
     set_registers<C::kTile.main_registers[0]>();
     KeyWarpgroup<C>(shared, params, warpgroup).run();

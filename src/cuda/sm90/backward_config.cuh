@@ -28,31 +28,6 @@ struct alignas(16) KeyTile {
   int keys_left;  // from the tile's first to the last of the sequence that some row sees
 };
 
-/// How a key tile's part of dQ is added to a query tile's sums.
-enum class Visit : int {
-  first,    // it is stored
-  between,  // it is added
-  last,     // the sums are added to it, and dQ is written
-  only,     // dQ is written
-};
-
-/// The visits of key tiles to a query tile of one head, in a word of 64 bits: those begun, those that there will be,
-/// and, by each of the four warps of dQ, those whose part of the sums is in memory.
-struct VisitCount {
-  static constexpr int kBits = 20, kReports = 2 * kBits;
-  static constexpr std::int64_t kMost = (std::int64_t{1} << kBits) - 1;
-  static constexpr unsigned long long kBegin = 1, kReport = 1ull << kReports;
-
-  unsigned long long word;
-
-  static __device__ __forceinline__ VisitCount of(std::int64_t all) {
-    return {static_cast<unsigned long long>(all) << kBits};
-  }
-  __device__ __forceinline__ unsigned begun() const { return static_cast<unsigned>(word & kMost); }
-  __device__ __forceinline__ unsigned all() const { return static_cast<unsigned>(word >> kBits & kMost); }
-  __device__ __forceinline__ unsigned reports() const { return static_cast<unsigned>(word >> kReports); }
-};
-
 /// The scalar parameters of all kernels of a call.
 /// Workspace, in query tiles of block_q rows, each of one sequence: tiles = batch ceil(seq_q / block_q), packed
 /// total_q / block_q + batch; likewise key tiles of block_k:
@@ -60,7 +35,6 @@ struct VisitCount {
 ///          product's registers
 ///   stats  (heads_q, tiles, 8, block_q / 4 + 4) float32: log2(e) LSE, then D, each by lane of a quad
 ///   plan   (key tiles heads_kv) KeyTile
-///   visits (heads_q, tiles) VisitCount
 ///   next_tile  uint32, and 60 bytes
 ///   turns  (heads_q, tiles) uint32, of deterministic calls: how many key tiles have added to dQ
 struct BackwardParams {
@@ -78,7 +52,6 @@ struct BackwardParams {
   float* dq;
   float* stats;
   KeyTile* plan;
-  VisitCount* visits;  // null: dQ is set to 0 before, added to, and written by a pass of its own
   unsigned* next_tile;
   unsigned* turns;  // or null
   bool in_turn;     // blocks take the next tile when they are done with one; else each has a fixed share
@@ -105,7 +78,6 @@ struct BackwardConfig {
   static constexpr int kPanels = (kD + 63) / 64, kPanelsV = (kDV + 63) / 64;  // of 64 columns
   static constexpr int kStatWidth = kBlockQ / 4 + 4;  // floats of a lane of a quad; the last 4 keep banks apart
   static constexpr int kStatFloats = 8 * kStatWidth;
-  static constexpr int kVisits = 4;               // begun ahead
   static constexpr int kDqFloats = kBlockQ * kD;  // of a query tile
   static constexpr int kPiece = kTile.dq_piece, kPieceFloats = 64 * kPiece;
   static constexpr int kPieces = kDqFloats / kPieceFloats;
@@ -144,11 +116,6 @@ struct BackwardShared {
   std::uint64_t turn_full[kTurnSlots];        // its keeper has seen that it is this block's turn; dQ waits
   std::uint64_t sums_full[kTurnSlots];        // each dQ warp's sums of the step are in memory; the turns' keeper asks
   unsigned turns[kTurnSlots];                 // the keeper's own: of these steps
-  // Each warp's quarter of the sums has come into the slot; that warp waits.
-  std::uint64_t parts_full[C::kTile.dq_slots][4];
-  std::uint64_t visit_full[C::kVisits];   // the scheduler has begun the step's visit, which may go on; dQ waits
-  std::uint64_t visit_empty[C::kVisits];  // each dQ warp has read its kind; the scheduler waits
-  Visit visits[C::kVisits];
   KeyTile tiles[2];
 };
 

@@ -45,6 +45,12 @@ ONEPASS_INLINE Extent seen(const Sequence& s) {
   return x.rows.size() == 0 || x.keys.size() == 0 ? Extent{} : x;
 }
 
+/// Rows of item b in the operand, whether its sequence uses them or not; `first` is row 0 of the item.
+__device__ __forceinline__ std::int64_t item_rows(const std::int32_t* cu_seqlens, std::int64_t b, std::int64_t first,
+                                                  std::int64_t seq, std::int64_t total) {
+  return cu_seqlens == nullptr ? seq : clamp_to<std::int64_t>(cu_seqlens[b + 1] - first, 0, min_of(seq, total - first));
+}
+
 /// The key tile at place `index` of the order in which blocks take them. Deterministic calls take the last keys of a
 /// sequence first, so that a tile waits only for others that were taken before it.
 template <class C>

@@ -21,20 +21,4 @@ inline void reduce_add_release(unsigned* global, unsigned x) {
   *global += x;
 }
 
-inline unsigned long long fetch_add(unsigned long long* global, unsigned long long x) {
-  emulator::check_global(global, 8, 8, "atom.add");
-  emulator::progress();
-  const unsigned long long old = *global;
-  *global += x;
-  return old;
-}
-inline void reduce_add(unsigned long long* global, unsigned long long x) {
-  fetch_add(global, x);
-}
-inline unsigned long long load_relaxed(const unsigned long long* global) {
-  emulator::check_global(global, 8, 8, "ld.relaxed");
-  emulator::pause();
-  return *global;
-}
-
 }  // namespace onepass::ptx
