@@ -158,8 +158,8 @@ class BackwardBlock {
   __device__ __forceinline__ void pass() {
     float r_dv[kRole == Role::keys ? 1 : kM][kDV / 8][4];
     float r_dk[kRole == Role::values ? 1 : kM][kD / 8][4];
-    if constexpr (kRole != Role::keys) clear(r_dv);
-    if constexpr (kRole != Role::values) clear(r_dk);
+    if constexpr (kRole != Role::keys) set_zero(r_dv);
+    if constexpr (kRole != Role::values) set_zero(r_dk);
     int stage = 0;
     for (Step at = {0, scope().tile_begin}; at.g < p.group && scope().tile_begin < scope().tile_end;
          stage = 1 - stage) {

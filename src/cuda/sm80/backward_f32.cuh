@@ -245,14 +245,7 @@ class BackwardF32Block {
   __device__ __forceinline__ void add_scores(float (&r)[kM][kN][4], bool weights) const {
     float other[kM][kN][4];
     load_scores(other, weights);
-#pragma unroll
-    for (int m = 0; m < kM; ++m) {
-#pragma unroll
-      for (int n = 0; n < kN; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) r[m][n][e] += other[m][n][e];
-      }
-    }
+    add_sums(r, other);
   }
   /// dV += P^T dO or dK += dS^T Q.
   __device__ __forceinline__ void add_product(float (&r_sum)[kM][kSumCols / 8][4], const float (&r)[kM][kN][4]) const {

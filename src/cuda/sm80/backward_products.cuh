@@ -3,6 +3,7 @@
 // between: `between(at, count)` is called after each of `count` blocks of 16 x 16 columns.
 #pragma once
 
+#include "cuda/device/sums.cuh"
 #include "cuda/device/swizzle.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/matrix.cuh"
@@ -14,18 +15,6 @@ namespace onepass::cuda::sm80 {
 struct Nothing {
   __device__ __forceinline__ void operator()(int, int) const {}
 };
-
-template <int kM, int kN>
-__device__ __forceinline__ void clear(float (&r_sum)[kM][kN][4]) {
-#pragma unroll
-  for (int m = 0; m < kM; ++m) {
-#pragma unroll
-    for (int n = 0; n < kN; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) r_sum[m][n][e] = 0;
-    }
-  }
-}
 
 /// r_sum[.][16 n .. 16 n + 15] += a b of 16 kM x 16 by 16 x 16.
 template <class T, int kM, int kN>
@@ -48,7 +37,7 @@ __device__ __forceinline__ void multiply_rows(float (&r_sum)[kM][2 * kN][4], con
 #pragma unroll
     for (int m = 0; m < kM; ++m) ptx::ldmatrix_x4(r[m], rows_a.at(16 * m, 2 * k));
   };
-  clear(r_sum);
+  set_zero(r_sum);
   std::uint32_t r_a[2][kM][4], r_b[2][4];
   load_a(r_a[0], 0);
   load_b(r_b[0], 0);
@@ -106,7 +95,7 @@ __device__ __forceinline__ void multiply_columns(float (&r_sum)[kM][2 * kN][4], 
 #pragma unroll
     for (int m = 0; m < kM; ++m) ptx::ldmatrix_x4_trans(r[m], rows_a.at(16 * k, 2 * kStepM * m));
   };
-  clear(r_sum);
+  set_zero(r_sum);
   std::uint32_t r_a[2][kM][4], r_b[2][4];
   load_a(r_a[0], 0);
   load_b(r_b[0], 0);

@@ -5,6 +5,7 @@
 // and small products apart, and is added in float32, rounded to the nearest.
 #pragma once
 
+#include "cuda/device/sums.cuh"
 #include "cuda/device/swizzle.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/matrix.cuh"
@@ -100,18 +101,6 @@ struct Chain {
   __device__ __forceinline__ float sum(int i) const { return big[i] + small[i]; }
 };
 
-template <int kM, int kN>
-__device__ __forceinline__ void set_zero(float (&x)[kM][kN][4]) {
-#pragma unroll
-  for (int m = 0; m < kM; ++m) {
-#pragma unroll
-    for (int n = 0; n < kN; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) x[m][n][e] = 0;
-    }
-  }
-}
-
 /// Chunk of the 16 columns j of those that one of kWarps warps has, which share the columns of a tile: each has every
 /// kWarps-th 32 of them.
 template <int kWarps>
@@ -180,14 +169,7 @@ __device__ __forceinline__ void multiply_rows(float (&s)[kM][kN][4], LaneRows<kC
       }
     }
   }
-#pragma unroll
-  for (int m = 0; m < kM; ++m) {
-#pragma unroll
-    for (int n = 0; n < kN; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) s[m][n][e] += small[m][n][e];
-    }
-  }
+  add_sums(s, small);
 }
 
 /// Operands B of kGroups times 16 columns, the first of them `group` as shared_chunk<kWarps> has them, from sixteen

@@ -109,14 +109,7 @@ __device__ __forceinline__ void multiply_rows(float (&s)[kM][kN][4], std::uint32
       }
     }
   }
-#pragma unroll
-  for (int m = 0; m < kM; ++m) {
-#pragma unroll
-    for (int n = 0; n < kN; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) s[m][n][e] += small[m][n][e];
-    }
-  }
+  add_sums(s, small);
 }
 
 /// sum (16 kM, kCols) = factor sum + A B, A (16 kM, 8 kSteps) in registers, B (8 kSteps, kCols) a tile. Columns as
