@@ -3,8 +3,9 @@
 EFFICIENT_ATTENTION (float32), and FlashAttention-3 where its wheel (fa3-fwd) is installed, forward only.
 
 Every party's call is captured in a CUDA graph, several a graph, so that no launch overhead is timed. Rounds are
-interleaved and a cell's ratio is that of the medians of the same rounds: the card's clock follows its power limit, so
-absolute rates are those of this card and day. Inputs are N(0,1), (batch, seq, heads, head_dim); results are compared
+interleaved, each in an order of its own, as a kernel may gain or lose by the one before it, and a cell's ratio is that of
+the medians of the same rounds: the card's clock follows its power limit, so absolute rates are those of this card and
+day. Inputs are N(0,1), (batch, seq, heads, head_dim); results are compared
 with cuDNN's or FLASH's first.
 
     python bench/compare_gpu.py --library libonepass.so --dims 64,128 --pass fwd --out gpu.json
@@ -15,6 +16,7 @@ import datetime
 import functools
 import json
 import math
+import random
 import statistics
 import sys
 
@@ -115,9 +117,11 @@ def interleaved(parties, milliseconds, rounds):
         except RuntimeError:
             replays[name] = plain(call, milliseconds)
     times = {name: [] for name in replays}
+    order, shuffle = list(replays), random.Random(rounds).shuffle
     for _ in range(rounds):
-        for name, replay in replays.items():
-            times[name].append(timed(*replay))
+        shuffle(order)
+        for name in order:
+            times[name].append(timed(*replays[name]))
     return times
 
 
