@@ -3,10 +3,9 @@
 EFFICIENT_ATTENTION (float32), and FlashAttention-3 where its wheel (fa3-fwd) is installed, forward only.
 
 Every party's call is captured in a CUDA graph, several a graph, so that no launch overhead is timed. Rounds are
-interleaved, each in an order of its own, as a kernel may gain or lose by the one before it, and a cell's ratio is that of
-the medians of the same rounds: the card's clock follows its power limit, so absolute rates are those of this card and
-day. Inputs are N(0,1), (batch, seq, heads, head_dim); results are compared
-with cuDNN's or FLASH's first.
+interleaved, each in an order of its own, as a kernel may gain or lose by the one before it, and a cell's ratio is that
+of the medians of the same rounds: the card's clock follows its power limit, so absolute rates are those of this card
+and day. Inputs are N(0,1), (batch, seq, heads, head_dim); results are compared with cuDNN's or FLASH's first.
 
     python bench/compare_gpu.py --library libonepass.so --dims 64,128 --pass fwd --out gpu.json
 """

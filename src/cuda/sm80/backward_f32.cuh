@@ -56,8 +56,8 @@ class BackwardF32Block {
         lane_(threadIdx.x % 32),
         warp_(__shfl_sync(~0u, threadIdx.x / 32, 0)) {}
 
-  __device__ __forceinline__ void run(std::int64_t block) {
-    if (threadIdx.x == 0) find_scope(block);
+  __device__ __forceinline__ void run(unsigned block) {
+    if (threadIdx.x == 0) scope_.find<kQ, kK, kD, kWarps, 2 * QueryTile::kBytes>(p, block);
     __syncthreads();  // all threads: scope_ is written
     if (scope_.rows_left <= 0) return;
     load_keys();
@@ -74,25 +74,6 @@ class BackwardF32Block {
     return (dim + 32 * (kColumnWarps - 1 - column_warp()) + 31) / (32 * kColumnWarps);
   }
   __device__ __forceinline__ int first_key() const { return pair() * 16 * kM; }
-
-  __device__ __forceinline__ void find_scope(std::int64_t block) {
-    KeyScope& k = scope_;
-    k.key_block = block % p.key_blocks;
-    k.kv_head = block / p.key_blocks % p.heads_kv;
-    k.b = block / p.key_blocks / p.heads_kv;
-    k.sequence = p.sequence(k.b);
-    const std::int64_t row = k.key_block * kK;
-    k.rows_left = static_cast<int>(clamp_to<std::int64_t>(p.item_keys(k.b, k.sequence) - row, 0, kK));
-    k.first_key = row - k.sequence.k_start;
-    k.key_row = k.sequence.k_row + k.first_key;
-    const std::int64_t head = k.kv_head * p.group;
-    const std::int64_t first_tile = head * p.tiles + p.first_tile(k.b, k.sequence, kQ);
-    k.g_parts = p.parts + first_tile * (2 * QueryTile::kBytes);
-    k.g_stats = p.stats + first_tile * (2 * kQ);
-    k.g_dq = p.dq_sum + first_tile * (kQ * kD);
-    k.g_turns = p.turns + first_tile * kWarps;
-    k.find_rows(kQ, kK);
-  }
 
   /// Splits K and V.
   __device__ __forceinline__ void load_keys() const {
@@ -397,7 +378,7 @@ template <class Shape>
 __global__ void __launch_bounds__(Shape::kTile.threads(), Shape::kTile.blocks_per_sm)
     backward_f32_kernel(const __grid_constant__ BackwardParams params) {
   unsigned char* const s_bytes = ptx::dynamic_shared();
-  std::int64_t block = blockIdx.x;
+  unsigned block = blockIdx.x;
   if (params.deterministic) {
     auto* s_ticket = reinterpret_cast<unsigned*>(s_bytes);
     if (threadIdx.x == 0)

@@ -2,25 +2,10 @@
 #pragma once
 
 #include "cuda/sm80/backward_clear.cuh"
+#include "cuda/sm80/backward_scope.cuh"
 #include "cuda/sm80/f32_parts.cuh"
 
 namespace onepass::cuda::sm80 {
-
-/// The query tile of a block of the passes. Grid: batch x heads_q x query_tiles.
-struct F32QueryTile {
-  std::int64_t tile, head, b;
-
-  __device__ explicit F32QueryTile(const BackwardParams& p) {
-    const std::int64_t item_head = blockIdx.x / p.query_tiles;
-    tile = blockIdx.x - item_head * p.query_tiles;
-    b = item_head / p.heads_q;
-    head = item_head - b * p.heads_q;
-  }
-  /// In the workspace.
-  __device__ std::int64_t index(const BackwardParams& p, const Sequence& s, int block_q) const {
-    return head * p.tiles + p.first_tile(b, s, block_q) + tile;
-  }
-};
 
 /// Splits a tile of rows, of which `rows` exist, into parts at g_parts: PartsTile<kRows, kCols>.
 template <int kRows, int kCols>
@@ -45,7 +30,7 @@ __global__ void __launch_bounds__(kPassThreads) backward_f32_prepare(const __gri
   constexpr int kRowThreads = 16, kRows = kPassThreads / kRowThreads;
   static_assert(kQ % kRows == 0);
   if (p.deterministic && blockIdx.x == 0 && threadIdx.x == 0) p.turns[p.heads_q * p.tiles * kWarps] = 0;
-  const F32QueryTile at(p);
+  const PassTile at(p);
   const Sequence s = p.sequence(at.b);
   if (at.tile * kQ >= s.q_length) return;
   const std::int64_t index = at.index(p, s, kQ);
@@ -93,7 +78,7 @@ __global__ void __launch_bounds__(kPassThreads) backward_f32_prepare(const __gri
 template <class Shape>
 __global__ void __launch_bounds__(kPassThreads) backward_f32_finish(const __grid_constant__ BackwardParams p) {
   constexpr int kD = Shape::kHeadDim, kQ = Shape::kTile.block_q;
-  const F32QueryTile at(p);
+  const PassTile at(p);
   const Sequence s = p.sequence(at.b);
   const std::int64_t item_rows = p.item_queries(at.b, s);
   if (at.tile * kQ >= item_rows) return;

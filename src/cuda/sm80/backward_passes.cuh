@@ -9,17 +9,6 @@
 
 namespace onepass::cuda::sm80 {
 
-/// What a block of a pass works on: neighbours take the same rows of neighbouring heads, which are near in memory.
-struct PassTile {
-  int head;
-  std::int64_t tile, b;
-  __device__ __forceinline__ explicit PassTile(const BackwardParams& p) {
-    const auto heads = static_cast<unsigned>(p.heads_q), tiles = static_cast<unsigned>(p.query_tiles);
-    const unsigned row_tile = blockIdx.x / heads, item = row_tile / tiles;
-    head = static_cast<int>(blockIdx.x - row_tile * heads), tile = row_tile - item * tiles, b = item;
-  }
-};
-
 /// Fills the tile's statistics and clears its dQ and turns. Grid: batch x query_tiles x heads_q.
 template <class Shape>
 __global__ void __launch_bounds__(kPassThreads) backward_prepare(const __grid_constant__ BackwardParams p) {
@@ -32,7 +21,7 @@ __global__ void __launch_bounds__(kPassThreads) backward_prepare(const __grid_co
   if (p.deterministic && blockIdx.x == 0 && threadIdx.x == 0) p.turns[p.heads_q * p.tiles * kWarps] = 0;
   const Sequence s = p.sequence(b);
   if (tile * kQ >= s.q_length) return;
-  const std::int64_t index = head * p.tiles + p.first_tile(b, s, kQ) + tile;
+  const std::int64_t index = at.index(p, s, kQ);
   auto* g_dq = reinterpret_cast<float4*>(p.dq_sum + index * (kQ * kD));
 #pragma unroll
   for (int i = threadIdx.x; i < kQ * kD / 4; i += kPassThreads) g_dq[i] = {0, 0, 0, 0};
@@ -82,8 +71,7 @@ __global__ void __launch_bounds__(kPassThreads) backward_finish(const __grid_con
   const Sequence s = p.sequence(b);
   const std::int64_t item_rows = p.item_queries(b, s);
   if (tile * kQ >= item_rows) return;
-  const auto* g_dq =
-      reinterpret_cast<const float4*>(p.dq_sum + (head * p.tiles + p.first_tile(b, s, kQ) + tile) * (kQ * kD));
+  const auto* g_dq = reinterpret_cast<const float4*>(p.dq_sum + at.index(p, s, kQ) * (kQ * kD));
   const Tensor& grad = p.operands.grad_q;
 #pragma unroll 4
   for (int i = threadIdx.x; i < kQ * kChunks; i += kPassThreads) {

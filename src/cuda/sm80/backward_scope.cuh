@@ -6,6 +6,22 @@
 
 namespace onepass::cuda::sm80 {
 
+/// What a block of the kernels before and after the products works on: neighbours take the same rows of neighbouring
+/// heads, which are near in memory. Grid: batch x query_tiles x heads_q.
+struct PassTile {
+  int head;
+  std::int64_t tile, b;
+  __device__ __forceinline__ explicit PassTile(const BackwardParams& p) {
+    const auto heads = static_cast<unsigned>(p.heads_q), tiles = static_cast<unsigned>(p.query_tiles);
+    const unsigned row_tile = blockIdx.x / heads, item = row_tile / tiles;
+    head = static_cast<int>(blockIdx.x - row_tile * heads), tile = row_tile - item * tiles, b = item;
+  }
+  /// In the workspace.
+  __device__ __forceinline__ std::int64_t index(const BackwardParams& p, const Sequence& s, int block_q) const {
+    return head * p.tiles + p.first_tile(b, s, block_q) + tile;
+  }
+};
+
 /// Which of a tile's (key, query row) pairs are visible, counted from the block's first key and the tile's first row.
 struct TileMask {
   int lo, hi;              // row i sees the keys i + lo <= j < i + hi
@@ -41,9 +57,9 @@ struct KeyScope {
   int full_begin, full_end;           // of those, the tiles all of whose rows see all keys
   const unsigned char* g_parts;       // float32: of its first tile and that head
 
-  /// What block `block` of the grid, batch x heads_kv x key_blocks, works on: tiles of kQ rows, kK keys, and turns for
-  /// kTurns warps.
-  template <int kQ, int kK, int kD, int kTurns>
+  /// What block `block` of the grid, batch x heads_kv x key_blocks, works on: tiles of kQ rows, kK keys, turns for
+  /// kTurns warps, and kPartsBytes of parts.
+  template <int kQ, int kK, int kD, int kTurns, int kPartsBytes = 0>
   __device__ __forceinline__ void find(const BackwardParams& p, unsigned block) {
     const auto key_blocks = static_cast<unsigned>(p.key_blocks), heads = static_cast<unsigned>(p.heads_kv);
     key_block = block % key_blocks;
@@ -61,27 +77,8 @@ struct KeyScope {
     g_stats = p.stats + first_tile * (2 * kQ);
     g_dq = p.dq_sum + first_tile * (kQ * kD);
     g_turns = p.turns + first_tile * kTurns;
+    g_parts = p.parts + first_tile * kPartsBytes;
     find_rows(kQ, kK);
-  }
-  /// rows, keys: of a tile.
-  __device__ __forceinline__ void find_rows(int rows, int keys) {
-    const Sequence& s = sequence;
-    rows_begin = rows_end = 0;
-    key_begin = key_end = tile_begin = tile_end = full_begin = full_end = 0;
-    if (s.q_length == 0) return;
-    const Interval seen = s.visible_to_any(0, s.q_length);
-    const std::int64_t begin = max_of(first_key, seen.begin), end = min_of(first_key + keys, seen.end);
-    if (begin >= end) return;
-    const Interval rows_seeing = s.rows_seeing(begin, end);
-    if (rows_seeing.size() == 0) return;
-    rows_begin = rows_seeing.begin, rows_end = rows_seeing.end;
-    key_begin = static_cast<int>(begin - first_key), key_end = static_cast<int>(end - first_key);
-    tile_begin = static_cast<int>(rows_begin / rows), tile_end = static_cast<int>(ceil_div(rows_end, rows));
-    if (key_end - key_begin < keys) return;
-    const std::int64_t all_begin = clamp_to<std::int64_t>(first_key + keys - s.hi_shift, 0, s.q_length);
-    const std::int64_t all_end = clamp_to<std::int64_t>(first_key - s.lo_shift + 1, 0, s.q_length);
-    full_begin = static_cast<int>(ceil_div(all_begin, rows));
-    full_end = static_cast<int>(all_end == s.q_length ? ceil_div(all_end, rows) : all_end / rows);
   }
 
   __device__ __forceinline__ bool full(int tile) const { return full_begin <= tile && tile < full_end; }
@@ -107,6 +104,28 @@ struct KeyScope {
     const std::int64_t row = std::int64_t{tile} * rows;
     const Sequence& s = sequence;
     return (s.visible_to_any(row, min_of(row + rows, s.q_length)).begin + s.k_start) / keys;
+  }
+
+ private:
+  /// rows, keys: of a tile.
+  __device__ __forceinline__ void find_rows(int rows, int keys) {
+    const Sequence& s = sequence;
+    rows_begin = rows_end = 0;
+    key_begin = key_end = tile_begin = tile_end = full_begin = full_end = 0;
+    if (s.q_length == 0) return;
+    const Interval seen = s.visible_to_any(0, s.q_length);
+    const std::int64_t begin = max_of(first_key, seen.begin), end = min_of(first_key + keys, seen.end);
+    if (begin >= end) return;
+    const Interval rows_seeing = s.rows_seeing(begin, end);
+    if (rows_seeing.size() == 0) return;
+    rows_begin = rows_seeing.begin, rows_end = rows_seeing.end;
+    key_begin = static_cast<int>(begin - first_key), key_end = static_cast<int>(end - first_key);
+    tile_begin = static_cast<int>(rows_begin / rows), tile_end = static_cast<int>(ceil_div(rows_end, rows));
+    if (key_end - key_begin < keys) return;
+    const std::int64_t all_begin = clamp_to<std::int64_t>(first_key + keys - s.hi_shift, 0, s.q_length);
+    const std::int64_t all_end = clamp_to<std::int64_t>(first_key - s.lo_shift + 1, 0, s.q_length);
+    full_begin = static_cast<int>(ceil_div(all_begin, rows));
+    full_end = static_cast<int>(all_end == s.q_length ? ceil_div(all_end, rows) : all_end / rows);
   }
 };
 
