@@ -64,9 +64,8 @@ struct ForwardConfig {
   static constexpr int kStages = kTile.stages, kQStages = kTile.q_stages;
   static constexpr int kThreads = kTile.threads();
   static constexpr int kPanels = (kHeadDim + 63) / 64, kPanelsV = (kHeadDimV + 63) / 64;
-  /// Probabilities in bfloat16 have float32's range, so that the reference of a
-  /// row need not follow its maximum.
-  static constexpr bool kFixedReference = std::is_same_v<T, __nv_bfloat16>;
+  /// float16's probabilities end at 2^16; bfloat16's have float32's range.
+  static constexpr bool kNarrow = std::is_same_v<T, __half>;
   static constexpr int kTileSlots = 4;
   /// The last tile's LSE is written together with its O, in the second step of the next one, where there are registers
   /// to keep its sums; else in the first.
@@ -113,9 +112,9 @@ struct ForwardShared {
                                                                   // with the slot; the scheduler waits
   RowTile tiles[C::kTileSlots];
   Blocks blocks[C::kTileSlots][C::kWarpgroups];
-  RepairList repairs[C::kFixedReference ? C::kWarpgroups * 4 : 1];  // of each consumer warp
-  int drain[C::kWarpgroups];                                        // 1: a warp's list is nearly full; all warps of
-                                                                    // the warpgroup empty theirs
+  RepairList repairs[C::kWarpgroups * 4];  // of each consumer warp
+  int drain[C::kWarpgroups];               // 1: a warp's list is nearly full; all warps of
+                                           // the warpgroup empty theirs
 };
 
 }  // namespace onepass::cuda::sm90

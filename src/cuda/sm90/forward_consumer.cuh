@@ -28,7 +28,7 @@ class ForwardConsumer {
       : shared_(shared), p_(params), map_out_(map_out), warpgroup_(warpgroup), leader_(threadIdx.x % 128 == 0) {}
 
   __device__ __forceinline__ void run() {
-    if constexpr (C::kFixedReference) forget_repairs();
+    forget_repairs();
     if (C::kTile.ping_pong && warpgroup_ == C::kWarpgroups - 1) pass_turn();
     find_next();
     take_next();
@@ -47,7 +47,7 @@ class ForwardConsumer {
       release(shared_.k_empty, k_at_++, C::kStages);
       if (kOneQ && blocks_.first == blocks_.last) release_q();
       skip(shared_.v_full, shared_.v_empty, v_at_, blocks_.right);
-      float factor[2];
+      float factor[2] = {1, 1};
       softmax<kFirst>(blocks_.last, seen, factor);
       pack_probabilities();
       int accumulate, skipped;
@@ -75,7 +75,7 @@ class ForwardConsumer {
       skip(shared_.v_full, shared_.v_empty, v_at_, skipped);
       if (kOneQ && !drain_ && blocks_.first <= blocks_.last) continue;
       if (leader_) ptx::bulk_wait();
-      if constexpr (C::kFixedReference) repair();
+      repair();
     }
   }
 
@@ -176,21 +176,20 @@ class ForwardConsumer {
   __device__ __forceinline__ bool softmax(int block, const Seen& seen, float (&factor)[2]) {
     bool scale = false;
     if constexpr (kStep == kInner) {
-      if constexpr (!C::kFixedReference) scale = follow_maximum(r_s_, rows_, p_.scale_log2, factor);
       exponentiate<false, kScores>(r_s_, rows_, p_.scale_log2);
-      return scale;
+      return C::kNarrow && fit_narrow(r_s_, rows_, factor);
     }
     if (seen.end < kBlockK || seen.begin > 0) {
       const int row = first_row(block);
       hide_unseen<kBlockK>(r_s_, seen, tile().lo + row, tile().hi + row, tile().k_length - block * kBlockK, lane());
     }
     if constexpr (kStep == kFirst) {
-      if (C::kFixedReference && seen.begin <= 0 && seen.end > 0) {
+      if (seen.begin <= 0 && seen.end > 0) {
         start_rows_at_first_column(r_s_, rows_, p_.scale_log2);
       } else {
         start_rows(r_s_, rows_, p_.scale_log2);
       }
-    } else if (!C::kFixedReference || block > blocks_.inner_last) {  // further left every row has seen a key
+    } else if (block > blocks_.inner_last) {  // further left every row has seen a key
       scale = follow_maximum(r_s_, rows_, p_.scale_log2, factor);
     }
     if (seen.any_end <= kBlockK / 2) {
@@ -198,7 +197,7 @@ class ForwardConsumer {
     } else {
       exponentiate<true, kScores>(r_s_, rows_, p_.scale_log2);
     }
-    return scale;
+    return (C::kNarrow && fit_narrow(r_s_, rows_, factor)) || scale;
   }
 
   // ---- Products.
@@ -245,8 +244,8 @@ class ForwardConsumer {
       if (pending_) end_tile(tile_at_ - (kStep == kFirst ? 3 : 2));
       pending_ = kStep == kFirst;
     }
-    if constexpr (C::kFixedReference && kStep == kInner) outgrown_ = __any_sync(~0u, outgrown(kScaleSum));
-    if constexpr (C::kFixedReference && kStep == kGeneral) keep_range();
+    if constexpr (!C::kNarrow && kStep == kInner) outgrown_ = __any_sync(~0u, outgrown(rows_, kScaleSum));
+    if constexpr (!C::kNarrow && kStep == kGeneral) keep_range();
     if constexpr (kStep == kFirst) {
       find_next();
       finished_ = rows_;
@@ -311,7 +310,7 @@ class ForwardConsumer {
   /// needs.
   __device__ __forceinline__ void finish_rows(const RowTile& tile) {
     const unsigned thread = this_thread();
-    const int now = C::kFixedReference ? to_repair().now : 0;
+    const int now = to_repair().now;
     bool beyond = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -325,9 +324,7 @@ class ForwardConsumer {
             empty ? -INFINITY : (finished_.reference[r] + ptx::log2_approx(sum)) * 0.69314718f;
       }
     }
-    if constexpr (C::kFixedReference) {
-      if (__any_sync(~0u, beyond) || now) remember(tile);
-    }
+    if (__any_sync(~0u, beyond) || now) remember(tile);
   }
 
   /// O of the finished tile, in slot `at`.
@@ -341,7 +338,7 @@ class ForwardConsumer {
     if (leader_) ptx::bulk_wait_read();  // the last store from the staging buffer
     sync_warpgroup();
     // Read between two barriers, so that all warps read the same.
-    if constexpr (C::kFixedReference) drain_ = uniform(shared_.drain[warpgroup_]) != 0;
+    drain_ = uniform(shared_.drain[warpgroup_]) != 0;
     constexpr int kAtOnce = C::kTile.out_panels;
     const unsigned in_warpgroup = thread / 32 * 16 + thread % 16;  // the row whose chunks this lane addresses
     const std::uint32_t staged = ptx::shared_address(shared_.out[warpgroup_]);
@@ -375,19 +372,16 @@ class ForwardConsumer {
     release(shared_.tile_empty, at, C::kTileSlots);
   }
 
-  // ---- Fixed references that were outgrown. What is rarely used lives in
-  // shared memory.
-  __device__ __forceinline__ bool outgrown(float limit) const {
-    return !(fmaxf(rows_.sum[0], rows_.sum[1]) < limit);
-  }
+  // ---- References that were outgrown. What is rarely used lives in shared
+  // memory.
   /// Scales sums beyond 2^24 down, with what O and P hold; marks the rows for
   /// repair where one block brought more than float32 can hold.
   __device__ __forceinline__ void keep_range() {
     outgrown_ = false;
-    if (!__any_sync(~0u, outgrown(kScaleSum))) return;
-    if (__any_sync(~0u, outgrown(kRepairSum))) to_repair().now = 1;
+    if (!__any_sync(~0u, outgrown(rows_, kScaleSum))) return;
+    if (__any_sync(~0u, outgrown(rows_, kRepairSum))) to_repair().now = 1;
     float factor[2];
-    scale_down(rows_, factor);
+    scale_down<0>(rows_, factor);
 #pragma unroll
     for (int i = 0; i < C::kHeadDimV / 2; ++i) r_o_[i] *= factor[i / 2 % 2];
 #pragma unroll

@@ -152,11 +152,9 @@ class ForwardSchedule {
         mine.right = last - mine.last;
         mine.left = mine.first - first;
       }
-      // Blocks that all rows see; a fixed reference also needs rows that have
-      // seen a key before.
-      const int all_to = clamp_to(hi, 0, keys);
+      // Blocks that all rows see, and before which all have seen a key.
       mine.inner_first = blocks_to(clamp_to(kRows - 1 + lo, 0, keys));
-      mine.inner_last = (C::kFixedReference ? blocks_to(all_to) - 1 : all_to / C::kBlockK) - 1;
+      mine.inner_last = blocks_to(clamp_to(hi, 0, keys)) - 2;
       s_blocks[lane()] = mine;
     }
     return last - first + 1;

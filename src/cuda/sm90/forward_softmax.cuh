@@ -1,14 +1,13 @@
 // Softmax of a consumer thread: two rows of the tile, row_of(0) and row_of(1),
 // each shared by the four lanes of a quad. A row's scores are taken relative to
 // a reference, which cancels in O / sum and is added back to the LSE.
-//  - The first block of a tile sets it to the row's maximum there ("fixed": in
-//  a few columns that all rows see).
-//  - "Lazy": it follows the maximum where that grew by more than 2^8 ("fixed":
-//  in blocks before which a row may have seen no key).
-//  - "Fixed" (bfloat16, all other blocks): it stays. A sum beyond
-//  2^24 then scales sum, O and reference by
-//    a power of 2; a sum beyond 2^96, from one block that outgrew all before
-//    it, marks the rows for repair.
+//  - The first block of a tile sets it to the row's maximum in a few columns
+//  that all rows see, else in the block.
+//  - In blocks before which a row may have seen no key it follows the maximum
+//  where that grew by more than 2^8.
+//  - Else it stays. A sum beyond 2^24 (float16: 2^15) scales sum, O and
+//  reference by a power of 2; one beyond 2^96 (float16: 2^128), from one block
+//  that outgrew all before it, marks the rows for repair.
 #pragma once
 
 #include "cuda/device/quad.cuh"
@@ -20,6 +19,7 @@ namespace onepass::cuda::sm90 {
 
 inline constexpr float kLazyGrowth = 8;             // log2
 inline constexpr float kScaleSum = 16777216.f;      // 2^24
+inline constexpr float kScaleNarrowSum = 32768.f;   // 2^15, which no probability then passes
 inline constexpr float kRepairSum = 7.9228163e28f;  // 2^96
 
 struct RowState {
@@ -40,19 +40,6 @@ __device__ __forceinline__ float row_max(const float (&r_s)[kCount], int r) {
     odd = fmaxf(odd, r_s[i + 2 * r + 1]);
   }
   return fmaxf(even, odd);
-}
-
-/// The same where that is at least 0; else NaN. In half as many instructions.
-template <int kCount>
-__device__ __forceinline__ float row_max_from_0(const float (&r_s)[kCount], int r) {
-  static_assert(kCount % 8 == 0);
-  std::int32_t even = -1, odd = -1;  // bits of a NaN, less than those of floats from 0 on
-#pragma unroll
-  for (int i = 2 * r; i < kCount; i += 8) {
-    even = ptx::largest_bits(even, r_s[i], r_s[i + 1]);
-    odd = ptx::largest_bits(odd, r_s[i + 4], r_s[i + 5]);
-  }
-  return __int_as_float(max(even, odd));
 }
 
 /// Scores to probabilities, and their sums. kMayBeEmpty: a reference may be
@@ -105,13 +92,13 @@ __device__ __forceinline__ void start_rows_at_first_column(const float (&r_s)[kC
 template <int kCount>
 __device__ __forceinline__ bool follow_maximum(const float (&r_s)[kCount], RowState& rows, float scale_log2,
                                                float (&factor)[2]) {
-  const float limit[2] = {rows.reference[0] + kLazyGrowth, rows.reference[1] + kLazyGrowth};
-  const bool may_have_grown = row_max_from_0(r_s, 0) * scale_log2 > limit[0] ||
-                              row_max_from_0(r_s, 1) * scale_log2 > limit[1] || fminf(limit[0], limit[1]) < 0;
-  if (!__any_sync(~0u, may_have_grown)) return false;
+  const float high[2] = {row_max(r_s, 0) * scale_log2, row_max(r_s, 1) * scale_log2};
+  if (!__any_sync(~0u, high[0] > rows.reference[0] + kLazyGrowth || high[1] > rows.reference[1] + kLazyGrowth)) {
+    return false;
+  }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float reference = fmaxf(quad_max(row_max(r_s, r)) * scale_log2, rows.reference[r]);
+    const float reference = fmaxf(quad_max(high[r]), rows.reference[r]);
     const float by = reference == -INFINITY ? 1.f : ptx::exp2_approx(rows.reference[r] - reference);
     factor[r] *= by;
     rows.sum[r] *= by;
@@ -120,17 +107,37 @@ __device__ __forceinline__ bool follow_maximum(const float (&r_s)[kCount], RowSt
   return true;
 }
 
-/// Brings large sums of fixed references back to 1 by powers of 2, `factor`.
+/// Whether one of the thread's sums has reached `limit`.
+__device__ __forceinline__ bool outgrown(const RowState& rows, float limit) {
+  return !(fmaxf(rows.sum[0], rows.sum[1]) < limit);
+}
+
+/// Brings large sums back to 2^kTo by powers of 2, `factor`.
+template <int kTo>
 __device__ __forceinline__ void scale_down(RowState& rows, float (&factor)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float high = quad_max(rows.sum[r]);
-    const int exponent = high > 1.f ? min((__float_as_int(high) >> 23) - 127, 126) : 0;
+    const int exponent = high > 1.f ? clamp_to((__float_as_int(high) >> 23) - 127 - kTo, 0, 126) : 0;
     const float by = __int_as_float((127 - exponent) << 23);
     factor[r] = by;
     rows.sum[r] *= by;
     rows.reference[r] += exponent;
   }
+}
+
+/// float16: scales sums beyond 2^15 down, with the probabilities in hand, so
+/// that none overflows when packed; to 2^8, since small ones lose bits below
+/// 2^-14. True if what O holds of the row needs `factor`.
+template <int kCount>
+__device__ __forceinline__ bool fit_narrow(float (&r_s)[kCount], RowState& rows, float (&factor)[2]) {
+  if (!__any_sync(~0u, outgrown(rows, kScaleNarrowSum))) return false;
+  float by[2];
+  scale_down<8>(rows, by);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) r_s[i] *= by[i / 2 % 2];
+  factor[0] *= by[0], factor[1] *= by[1];
+  return true;
 }
 
 }  // namespace onepass::cuda::sm90
