@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 
 #include "core/tiles.h"
 #include "cuda/host/launch.h"
@@ -79,7 +80,9 @@ struct Forward {
     p.out = x.out;
     p.lse = x.lse;
     p.next_tile = dynamic(problem) ? static_cast<unsigned*>(launch.workspace) : nullptr;
-    p.section = section(problem);
+    const std::int64_t blocks =
+        std::min<std::int64_t>(std::max<std::int64_t>(tiles, 1), multiprocessors(launch.device));
+    p.section = section(problem, p.blocks_q, blocks);
     p.sections = static_cast<int>(ceil_div(problem.batch * problem.heads_q, p.section));
 
     const std::int64_t batch = problem.mask.varlen ? 1 : problem.batch;
@@ -100,22 +103,33 @@ struct Forward {
       ONEPASS_RETURN_IF_ERROR(status_of(
           cudaMemsetAsync(p.next_tile, 0, sizeof(unsigned), static_cast<cudaStream_t>(launch.stream)), "memset"));
     }
-    const std::int64_t blocks =
-        std::min<std::int64_t>(std::max<std::int64_t>(tiles, 1), multiprocessors(launch.device));
     return ::onepass::cuda::launch<true>(forward_kernel<C>, blocks, C::kThreads, sizeof(ForwardShared<C>), launch,
                                          map_q, map_k, map_v, map_out, p);
   }
 
-  /// Heads whose keys and values the L2 cache holds beside each other; a group
-  /// of query heads stays together. Without a slope from long tiles to short
-  /// ones one group at a time does.
-  static int section(const Problem& p) {
+  /// Heads taken together, a section: without a slope from long tiles to short ones a group, one at a time. Else as
+  /// many as have keys and values of about 16 MB, which the L2 cache holds twice. Of two sections in opposite orders a
+  /// block, which takes every `blocks`-th tile, gets a long tile for each short one if they are even in number and each
+  /// has about a multiple of `blocks` tiles: so a few numbers of sections are compared.
+  static int section(const Problem& p, std::int64_t blocks_q, std::int64_t blocks) {
     if (!p.mask.causal && p.mask.window_right < 0) return static_cast<int>(p.group());
     constexpr std::int64_t kCacheBytes = 16 << 20;
-    const std::int64_t groups = p.batch * p.heads_kv;
+    const std::int64_t heads = p.batch * p.heads_q;
     const std::int64_t of_group = std::max<std::int64_t>(1, p.seq_k * (p.head_dim + p.head_dim_v) * 2);
-    const std::int64_t sections = ceil_div(groups, std::clamp<std::int64_t>(kCacheBytes / of_group, 1, groups));
-    return static_cast<int>(ceil_div(groups, sections) * p.group());
+    const std::int64_t fit = std::max<std::int64_t>(1, kCacheBytes / of_group) * p.group();
+    const std::int64_t even = ceil_div(ceil_div(heads, fit), 2) * 2;
+    std::int64_t best = ceil_div(heads, even), least = std::numeric_limits<std::int64_t>::max();
+    for (const int more : {0, 2, -2, 4}) {
+      if (even + more < 2) continue;
+      const std::int64_t section = ceil_div(heads, even + more), sections = ceil_div(heads, section);
+      if (section > 2 * fit || sections % 2 != 0) continue;
+      const std::int64_t tiles = section * blocks_q, missing = (section * sections - heads) * blocks_q;
+      const std::int64_t multiple = std::max<std::int64_t>(1, (tiles + blocks / 2) / blocks) * blocks;
+      const std::int64_t off = std::max(tiles, multiple) - std::min(tiles, multiple) + missing / 2;
+      if (off < least) least = off, best = section;
+      if (off <= blocks / 8) break;
+    }
+    return static_cast<int>(best);
   }
 };
 
