@@ -58,5 +58,10 @@ __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
 __device__ __forceinline__ void fence_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
+/// Orders what is known of global memory before what bulk copies do there later, also those of threads that a barrier
+/// lets go on.
+__device__ __forceinline__ void fence_async_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
 
 }  // namespace onepass::ptx

@@ -12,6 +12,11 @@ __device__ __forceinline__ void bulk_load(std::uint32_t shared, const void* glob
                "l"(global), "r"(bytes), "r"(barrier)
                : "memory");
 }
+/// Shared to global; belongs to the thread's current bulk group.
+__device__ __forceinline__ void bulk_store(void* global, std::uint32_t shared, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared), "r"(bytes)
+               : "memory");
+}
 /// global += shared, float32 each, atomically by element; belongs to the thread's current bulk group.
 __device__ __forceinline__ void bulk_reduce_add(float* global, std::uint32_t shared, int bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global), "r"(shared),

@@ -19,4 +19,20 @@ __device__ __forceinline__ void reduce_add_release(unsigned* global, unsigned x)
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(global), "r"(x) : "memory");
 }
 
+/// The same with 64 bits.
+__device__ __forceinline__ unsigned long long load_acquire(const unsigned long long* global) {
+  unsigned long long x;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(global) : "memory");
+  return x;
+}
+__device__ __forceinline__ void reduce_add_release(unsigned long long* global, unsigned long long x) {
+  asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(global), "l"(x) : "memory");
+}
+/// Adds, and reads the old value as load_acquire does.
+__device__ __forceinline__ unsigned long long fetch_add_acquire(unsigned long long* global, unsigned long long x) {
+  unsigned long long old;
+  asm volatile("atom.acquire.gpu.global.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(global), "l"(x) : "memory");
+  return old;
+}
+
 }  // namespace onepass::ptx

@@ -4,7 +4,7 @@
 #include "cuda/ptx/shared.cuh"
 #include "cuda/sm90/backward_keys.cuh"
 #include "cuda/sm90/backward_pair.cuh"
-#include "cuda/sm90/backward_turns.cuh"
+#include "cuda/sm90/backward_visits.cuh"
 
 namespace onepass::cuda::sm90 {
 
@@ -41,9 +41,10 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     init(shared.ds_empty, C::kTile.ds_slots, 4);
     init(shared.tile_full, 2, 1);
     init(&shared.tile_wanted, 1, 1);
-    init(shared.tile_empty, 2, 4 * (C::kMains + 1) + 2 + C::kHalves + (params.turns != nullptr));
-    init(shared.turn_full, kTurnSlots, 1);
-    init(shared.sums_full, kTurnSlots, 4);
+    init(shared.tile_empty, 2, 4 * (C::kMains + 1) + 2 + C::kHalves + (params.visits != nullptr));
+    init(shared.parts_full[0], 4 * C::kTile.dq_slots, 1);
+    init(shared.visit_full, kVisitSlots, 1);
+    init(shared.sums_full, kVisitSlots, 4);
     if constexpr (C::kPaired) {
       init(&shared.p_full, 1, 4);
       init(&shared.p_empty, 1, 4);
@@ -54,12 +55,12 @@ __global__ void __launch_bounds__(C::kThreads, 1)
 
   if (warpgroup == C::kMains + 1) {
     set_registers<C::kTile.loader_registers>();
-    const bool ordered = params.turns != nullptr;
+    const bool visits = params.visits != nullptr;
     if (threadIdx.x / 32 % 4 == 0) {
-      if (!ordered) {
+      if (!visits) {
         schedule_key_tiles<C>(shared, params, [](unsigned) {});
       } else if (threadIdx.x % 128 == 0) {
-        TurnKeeper<C>(shared, params).run();
+        VisitKeeper<C>(shared, params).run();
       }
     } else if (threadIdx.x % 128 == 32) {
       load_key_tiles<C, true>(shared, params, map_q, map_k);
@@ -67,7 +68,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
       load_key_tiles<C, false>(shared, params, map_do, map_k);
     } else if (threadIdx.x % 128 >= 96) {
       const int half = threadIdx.x % 128 - 96;
-      if (ordered) {
+      if (visits) {
         schedule_key_tiles<C>(shared, params, [&](unsigned done) {
           if (half < C::kHalves) load_half<C>(shared, map_v, half, done);
           __syncwarp();
@@ -78,7 +79,11 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     }
   } else if (warpgroup == C::kMains) {
     set_registers<C::kTile.query_registers>();
-    accumulate_queries<C>(shared, params);
+    if (params.passes) {
+      accumulate_queries<C>(shared, params);
+    } else {
+      QueryWarp<C>(shared, params).run();
+    }
   } else if constexpr (!C::kPaired) {
     set_registers<C::kTile.main_registers[0]>();
     KeyWarpgroup<C>(shared, params, warpgroup).run();

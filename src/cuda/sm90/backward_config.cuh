@@ -28,6 +28,31 @@ struct alignas(16) KeyTile {
   int keys_left;  // from the tile's first to the last of the sequence that some row sees
 };
 
+/// How a key tile's part of dQ is added to a query tile's sums.
+enum class Visit : int {
+  first,    // it is stored
+  between,  // it is added
+  last,     // the sums are added to it, and dQ is written
+  only,     // dQ is written
+};
+
+/// The visits of key tiles to a query tile of one head, in a word of 64 bits: those begun (unless they are ordered),
+/// those that there will be, and those reported, whose part of the sums is in memory.
+struct VisitCount {
+  static constexpr int kBits = 20, kReports = 2 * kBits;
+  static constexpr std::int64_t kMost = (std::int64_t{1} << kBits) - 1;
+  static constexpr unsigned long long kBegin = 1, kReport = 1ull << kReports;
+
+  unsigned long long word;
+
+  static __device__ __forceinline__ VisitCount of(std::int64_t all) {
+    return {static_cast<unsigned long long>(all) << kBits};
+  }
+  __device__ __forceinline__ unsigned begun() const { return static_cast<unsigned>(word & kMost); }
+  __device__ __forceinline__ unsigned all() const { return static_cast<unsigned>(word >> kBits & kMost); }
+  __device__ __forceinline__ unsigned reports() const { return static_cast<unsigned>(word >> kReports); }
+};
+
 /// The scalar parameters of all kernels of a call.
 /// Workspace, in query tiles of block_q rows, each of one sequence: tiles = batch ceil(seq_q / block_q), packed
 /// total_q / block_q + batch; likewise key tiles of block_k:
@@ -35,8 +60,8 @@ struct alignas(16) KeyTile {
 ///          product's registers
 ///   stats  (heads_q, tiles, 8, block_q / 4 + 4) float32: log2(e) LSE, then D, each by lane of a quad
 ///   plan   (key tiles heads_kv) KeyTile
+///   visits (heads_q, tiles) VisitCount
 ///   next_tile  uint32, and 60 bytes
-///   turns  (heads_q, tiles) uint32, of deterministic calls: how many key tiles have added to dQ
 struct BackwardParams {
   MaskSpec mask;
   BackwardOperands operands;
@@ -52,18 +77,19 @@ struct BackwardParams {
   float* dq;
   float* stats;
   KeyTile* plan;
+  VisitCount* visits;  // null: nobody keeps them, and key tiles add to dQ as they come
   unsigned* next_tile;
-  unsigned* turns;  // or null
-  bool in_turn;     // blocks take the next tile when they are done with one; else each has a fixed share
+  bool passes;   // dQ is set to 0 before, added to, and written by a pass of its own
+  bool ordered;  // visits come one after another, which is deterministic, and blocks take tiles in that order
+  bool in_turn;  // blocks take the next tile when they are done with one; else each has a fixed share
 
   ONEPASS_INLINE Sequence sequence(std::int64_t b) const {
     return sequence_at(mask, b, seq_q, seq_k, total_q, total_k);
   }
 };
 
-/// Steps of a deterministic call that may be between the turn that was given and the report that the sums are in
-/// memory.
-inline constexpr unsigned kTurnSlots = 4;
+/// Visits of a block that may be under way, from their beginning to their report.
+inline constexpr unsigned kVisitSlots = 4;
 
 template <class T_, int kHeadDim, int kHeadDimV>
 struct BackwardConfig {
@@ -112,10 +138,13 @@ struct BackwardShared {
   std::uint64_t ds_empty[C::kTile.ds_slots];  // each dQ warp after its product; the writers wait
   std::uint64_t tile_full[2];                 // the scheduler has written the slot; all others wait
   std::uint64_t tile_wanted;                  // Q's loader has come to the last step of a tile; the scheduler waits
-  std::uint64_t tile_empty[2];                // each main and dQ warp, loader, keeper of turns; the scheduler waits
-  std::uint64_t turn_full[kTurnSlots];        // its keeper has seen that it is this block's turn; dQ waits
-  std::uint64_t sums_full[kTurnSlots];        // each dQ warp's sums of the step are in memory; the turns' keeper asks
-  unsigned turns[kTurnSlots];                 // the keeper's own: of these steps
+  std::uint64_t tile_empty[2];                // each main and dQ warp, loader, keeper; the scheduler waits
+  std::uint64_t visit_full[kVisitSlots];      // the keeper lets the step's visit go on; dQ waits
+  std::uint64_t sums_full[kVisitSlots];       // each dQ warp's part of the step's sums is in memory; the keeper asks
+  Visit visits[kVisitSlots];                  // of these steps
+  int visited[kVisitSlots];                   // the keeper's own: their query tiles, -1 where nobody waits for a report
+  // Each warp's quarter of the sums has come into the slot; that warp waits.
+  std::uint64_t parts_full[C::kTile.dq_slots][4];
   KeyTile tiles[2];
 };
 

@@ -1,5 +1,5 @@
-// The loading warpgroup: warp 0 takes tiles of the plan, warp 1 loads Q and K, warp 2 dO, warp 3 V. In a deterministic
-// call warp 3 also takes the tiles, and warp 0 keeps the turns.
+// The loading warpgroup: warp 0 takes tiles of the plan, warp 1 loads Q and K, warp 2 dO, warp 3 V. In a call with
+// visits warp 3 also takes the tiles, and warp 0 keeps the visits.
 #pragma once
 
 #include "cuda/ptx/async_copy.cuh"
@@ -27,16 +27,15 @@ __device__ void schedule_key_tiles(BackwardShared<C>& shared, const BackwardPara
   const int lane = threadIdx.x % 32;
   const auto count = static_cast<unsigned>(p.key_tiles * p.heads_kv);
   // Blocks of a deterministic call draw their first tile too: those that wait for others need not all be resident.
-  const bool ordered = p.turns != nullptr;
   unsigned index = blockIdx.x;
   for (unsigned done = 0;; ++done) {
     int word = 0;  // lane i: word i of the tile
     if (done > 0) ptx::mbarrier_wait(ptx::shared_address(&shared.tile_wanted), (done & 1) ^ 1);
-    for (bool first = done == 0 && !ordered;; first = false) {
+    for (bool first = done == 0 && !p.ordered;; first = false) {
       if (!first && p.in_turn) {
         unsigned taken = 0;
         if (lane == 0) taken = atomicAdd(p.next_tile, 1u);
-        index = __shfl_sync(~0u, taken, 0) + (ordered ? 0 : gridDim.x);
+        index = __shfl_sync(~0u, taken, 0) + (p.ordered ? 0 : gridDim.x);
       } else if (!first) {
         index += gridDim.x;
       }

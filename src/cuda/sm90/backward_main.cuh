@@ -9,6 +9,7 @@
 #include "cuda/sm90/backward_loader.cuh"
 #include "cuda/sm90/backward_passes.cuh"
 #include "cuda/sm90/backward_query.cuh"
+#include "cuda/sm90/backward_write.cuh"
 
 namespace onepass::cuda::sm90 {
 
@@ -143,56 +144,16 @@ class MainWarpgroup {
     ds_.next();
   }
 
-  /// Lane i of a quad has words i of four groups of 8 columns; it gets the four words of group i.
-  static __device__ __forceinline__ void transpose(std::uint32_t (&x)[4], unsigned lane) {
-#pragma unroll
-    for (int step = 1; step <= 2; step *= 2) {
-      const bool upper = (lane & step) != 0;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (i & step) continue;
-        const std::uint32_t other = __shfl_xor_sync(~0u, upper ? x[i] : x[i + step], step);
-        (upper ? x[i] : x[i + step]) = other;
-      }
-    }
-  }
-
-  /// Writes the warpgroup's rows of dK or dV, straight from the sums: neither the memory of K nor that of V is waited
-  /// for, and a quad writes 64 bytes of a row at once.
+  /// Writes the warpgroup's rows of dK or dV, straight from the sums, so that neither the memory of K nor that of V is
+  /// waited for.
   template <int kDim>
   __device__ __forceinline__ void write(const float (&r)[kDim / 2], const Tensor& grad, int dim, float scale,
                                         const KeyTile& tile) const {
     const unsigned thread = ptx::recomputed(static_cast<int>(threadIdx.x)), lane = thread % 32;
     const int key = 64 * half_ + static_cast<int>(thread / 32 % 4 * 16 + lane / 4), keys = tile.keys;
-    const int first = static_cast<int>(lane % 4 * 8);
-    char* const g_row = grad.row(tile.batch, tile.k_row + key, tile.kv_head) + first * 2;
-    const std::int64_t eight_rows = grad.stride_seq * 16;
-#pragma unroll
-    for (int k = 0; k < kDim / 32; ++k) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {  // of 16 keys
-        std::uint32_t x[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float* const pair = r + 16 * k + 4 * i + 2 * half;
-          x[i] = ptx::pack<T>(pair[0] * scale, pair[1] * scale);
-        }
-        transpose(x, lane);
-        if (key + 8 * half >= keys) continue;
-        char* const g = g_row + half * eight_rows + k * 64;
-        const int left = dim - first - 32 * k;  // columns
-        if (left >= 8) {
-          *reinterpret_cast<uint4*>(g) = {x[0], x[1], x[2], x[3]};
-        } else {
-#pragma unroll 1
-          for (int i = 0; i < left; ++i) {
-            reinterpret_cast<std::uint16_t*>(g)[i] = static_cast<std::uint16_t>(x[0]);
-            x[0] = x[0] >> 16 | x[1] << 16, x[1] = x[1] >> 16 | x[2] << 16, x[2] = x[2] >> 16 | x[3] << 16;
-            x[3] >>= 16;
-          }
-        }
-      }
-    }
+    const bool inside[2] = {key < keys, key + 8 < keys};
+    write_rows<T, kDim>(r, grad.row(tile.batch, tile.k_row + key, tile.kv_head), grad.stride_seq * 16, inside, dim,
+                        scale, lane);
   }
 
   BlockShared<C>& s_;

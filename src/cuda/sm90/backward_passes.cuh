@@ -1,9 +1,8 @@
-// What runs before and after the main kernel: D, LSE, a zero dQ and the plan; dQ in its type; zeros where no gradient
+// What runs before and after the main kernel: D, LSE, the plan, and a zero dQ; dQ in its type; zeros where no gradient
 // is.
 #pragma once
 
 #include "cuda/device/row_dots.cuh"
-#include "cuda/ptx/async_copy.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/matrix.cuh"
 #include "cuda/ptx/shared.cuh"
@@ -11,13 +10,13 @@
 
 namespace onepass::cuda::sm90 {
 
-inline constexpr int kPassThreads = 256;
+inline constexpr int kClearThreads = 256;
 
 /// Threads of a block of backward_prepare: a warp takes 16 query rows.
 template <class C>
 inline constexpr int kPrepareThreads = 2 * C::kBlockQ;
 
-/// Statistics of a query tile of one head, and its dQ set to 0.
+/// Statistics of a query tile of one head, and the number of its visits; its dQ set to 0.
 template <class C>
 __device__ __forceinline__ void prepare_rows(const BackwardParams& p, int head, std::int64_t tile) {
   using T = typename C::T;
@@ -26,10 +25,18 @@ __device__ __forceinline__ void prepare_rows(const BackwardParams& p, int head, 
   const Extent x = seen(s);
   const std::int64_t first = (tile - owner.first) * C::kBlockQ, index = head * p.tiles + tile;
   if (first >= x.rows.size()) return;
-  auto* const g_dq = reinterpret_cast<float4*>(p.dq + index * C::kDqFloats);
+  if (p.passes) {
+    auto* const g_dq = reinterpret_cast<float4*>(p.dq + index * C::kDqFloats);
 #pragma unroll
-  for (int i = 0; i < C::kDqFloats / 4 / kPrepareThreads<C>; ++i) {
-    g_dq[i * kPrepareThreads<C> + threadIdx.x] = {0, 0, 0, 0};
+    for (int i = 0; i < C::kDqFloats / 4 / kPrepareThreads<C>; ++i) {
+      g_dq[i * kPrepareThreads<C> + threadIdx.x] = {0, 0, 0, 0};
+    }
+  }
+  if (p.visits != nullptr && threadIdx.x == 0) {
+    const std::int64_t begin = x.rows.begin + first;
+    const Interval keys = s.visible_to_any(begin, min_of<std::int64_t>(begin + C::kBlockQ, x.rows.end));
+    p.visits[index] =
+        VisitCount::of((keys.end - 1 - x.keys.begin) / C::kBlockK - (keys.begin - x.keys.begin) / C::kBlockK + 1);
   }
 
   const BackwardOperands& o = p.operands;
@@ -62,7 +69,7 @@ __device__ __forceinline__ void prepare_rows(const BackwardParams& p, int head, 
   }
 }
 
-/// Blocks: heads_q tiles for the rows, then enough for a thread each key tile, and, deterministic, each query tile.
+/// Blocks: heads_q tiles for the rows, then enough for a thread each key tile.
 template <class C>
 __global__ void __launch_bounds__(kPrepareThreads<C>) backward_prepare(const __grid_constant__ BackwardParams p) {
   const std::int64_t row_blocks = p.heads_q * p.tiles;
@@ -70,7 +77,6 @@ __global__ void __launch_bounds__(kPrepareThreads<C>) backward_prepare(const __g
   if (blockIdx.x < row_blocks) return prepare_rows<C>(p, blockIdx.x % p.heads_q, blockIdx.x / p.heads_q);
   const std::int64_t index = (blockIdx.x - row_blocks) * kPrepareThreads<C> + threadIdx.x;
   if (index == 0) *p.next_tile = 0;
-  if (p.turns != nullptr && index < row_blocks) p.turns[index] = 0;
   if (index < p.key_tiles * p.heads_kv) p.plan[index] = plan_key_tile<C>(p, index);
 }
 
@@ -78,8 +84,7 @@ __global__ void __launch_bounds__(kPrepareThreads<C>) backward_prepare(const __g
 template <class C>
 inline constexpr int kFinishBytes = C::kDqFloats * 2;
 
-/// Scales and rounds a tile of dQ; rows of the item that see no key become 0. A warp takes 16 rows of a piece.
-/// Tile t of an item writes its rows in the order: those that see keys, then those before them, then those after.
+/// Scales and rounds a tile of dQ; a warp takes 16 rows of a piece.
 template <class C>
 __global__ void __launch_bounds__(32 * 4 * C::kPieces) backward_finish(const __grid_constant__ BackwardParams p) {
   using T = typename C::T;
@@ -91,49 +96,40 @@ __global__ void __launch_bounds__(32 * 4 * C::kPieces) backward_finish(const __g
   const std::int64_t tile = blockIdx.x / p.heads_q, index = head * p.tiles + tile;
   const TileOwner owner = tile_owner(p.mask.cu_seqlens_q, tile, p.batch, p.total_q, p.item_q_tiles, C::kBlockQ);
   const Sequence s = p.sequence(owner.b);
-  const std::int64_t rows_of_item = item_rows(p.mask.cu_seqlens_q, owner.b, s.q_row, p.seq_q, p.total_q);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int piece = warp / 4;
   const std::int64_t first =
       (tile - owner.first) * C::kBlockQ + piece / kPiecesOfRows * 64 + warp % 4 * 16;  // of the warp's rows
-  if (first >= rows_of_item) return;
   const Extent x = seen(s);
+  if (first >= x.rows.size()) return;
   const std::uint32_t s_own = ptx::shared_address(s_rows[warp]);
-  if (first < x.rows.size()) {
-    const auto* const g_dq =
-        reinterpret_cast<const float4*>(p.dq + index * C::kDqFloats + warp * (C::kPieceFloats / 4)) + lane;
-    float4 part[kColumns / 8];
+  const auto* const g_dq =
+      reinterpret_cast<const float4*>(p.dq + index * C::kDqFloats + warp * (C::kPieceFloats / 4)) + lane;
+  float4 part[kColumns / 8];
 #pragma unroll
-    for (int i = 0; i < kColumns / 8; ++i) part[i] = __ldcs(g_dq + 32 * i);
-    std::uint32_t packed[kColumns / 4];
+  for (int i = 0; i < kColumns / 8; ++i) part[i] = __ldcs(g_dq + 32 * i);
+  std::uint32_t packed[kColumns / 4];
 #pragma unroll
-    for (int i = 0; i < kColumns / 8; ++i) {
-      packed[2 * i] = ptx::pack<T>(part[i].x * p.scale, part[i].y * p.scale);
-      packed[2 * i + 1] = ptx::pack<T>(part[i].z * p.scale, part[i].w * p.scale);
-    }
-#pragma unroll
-    for (int i = 0; i < kColumns / 16; ++i) {
-      const int row = lane % 16, column = 2 * i + lane / 16;  // of 8 elements
-      ptx::stmatrix_x4(s_own + place(row, column), packed[4 * i], packed[4 * i + 1], packed[4 * i + 2],
-                       packed[4 * i + 3]);
-    }
-    __syncwarp();
+  for (int i = 0; i < kColumns / 8; ++i) {
+    packed[2 * i] = ptx::pack<T>(part[i].x * p.scale, part[i].y * p.scale);
+    packed[2 * i + 1] = ptx::pack<T>(part[i].z * p.scale, part[i].w * p.scale);
   }
+#pragma unroll
+  for (int i = 0; i < kColumns / 16; ++i) {
+    const int row = lane % 16, column = 2 * i + lane / 16;  // of 8 elements
+    ptx::stmatrix_x4(s_own + place(row, column), packed[4 * i], packed[4 * i + 1], packed[4 * i + 2],
+                     packed[4 * i + 3]);
+  }
+  __syncwarp();
 #pragma unroll
   for (int i = 0; i < kLanes / 2; ++i) {
     const int r = lane / kLanes + 32 / kLanes * i, column = lane % kLanes;
     const std::int64_t rank = first + r;
-    if (rank >= rows_of_item) continue;
-    uint4 value = {0, 0, 0, 0};
-    std::int64_t row = x.rows.begin + rank;
-    if (rank < x.rows.size()) {
-      value = *reinterpret_cast<const uint4*>(s_rows[warp] + place(r, column));
-    } else {
-      row = rank - x.rows.size();
-      if (row >= x.rows.begin) row += x.rows.size();
-    }
+    if (rank >= x.rows.size()) continue;
+    const uint4 value = *reinterpret_cast<const uint4*>(s_rows[warp] + place(r, column));
     const int at = piece % kPiecesOfRows * kColumns + column * 8;
-    auto* const g = reinterpret_cast<std::uint16_t*>(p.operands.grad_q.row(owner.b, s.q_row + row, head)) + at;
+    auto* const g =
+        reinterpret_cast<std::uint16_t*>(p.operands.grad_q.row(owner.b, s.q_row + x.rows.begin + rank, head)) + at;
     if (at + 8 <= p.head_dim) {
       *reinterpret_cast<uint4*>(g) = value;
     } else {
@@ -152,36 +148,35 @@ __device__ inline void clear_row(const Tensor& x, std::int64_t b, std::int64_t r
   }
 }
 
-/// Zeros for dK and dV of keys that no row sees, and for packed rows of dQ outside every sequence. A warp for each row
-/// of K, then, packed, for each row of Q. Without sequences that is every row.
+/// Zeros for dK and dV of keys that no row sees, and for dQ of rows that see no key. A warp for each row of K, then for
+/// each of Q.
 template <class C>
-__global__ void __launch_bounds__(kPassThreads) backward_clear(const __grid_constant__ BackwardParams p) {
-  std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * (kPassThreads / 32) + threadIdx.x / 32;
+__global__ void __launch_bounds__(kClearThreads) backward_clear(const __grid_constant__ BackwardParams p) {
+  std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * (kClearThreads / 32) + threadIdx.x / 32;
   const BackwardOperands& o = p.operands;
   const bool packed = p.mask.varlen;
   const std::int64_t key_rows = packed ? p.total_k : p.batch * p.seq_k;
-  if (row < key_rows) {
-    const std::int64_t b =
-        packed ? last_begun(p.batch, row, [&](std::int64_t i) { return p.mask.cu_seqlens_k[i]; }) : row / p.seq_k;
-    const std::int64_t item = packed ? 0 : b;
-    if (!packed) row %= p.seq_k;
-    if (p.batch > 0) {
-      const Sequence s = p.sequence(b);
-      const Interval keys = seen(s).keys;
-      if (s.k_row + keys.begin <= row && row < s.k_row + keys.end) return;
-    }
+  const bool of_keys = row < key_rows;
+  if (!of_keys) row -= key_rows;
+  if (!of_keys && row >= (packed ? p.total_q : p.batch * p.seq_q)) return;
+  const std::int64_t seq = of_keys ? p.seq_k : p.seq_q;
+  const std::int32_t* const g_offsets = of_keys ? p.mask.cu_seqlens_k : p.mask.cu_seqlens_q;
+  const std::int64_t b = packed ? last_begun(p.batch, row, [&](std::int64_t i) { return g_offsets[i]; }) : row / seq;
+  const std::int64_t item = packed ? 0 : b;
+  if (!packed) row %= seq;
+  if (p.batch > 0) {
+    const Sequence s = p.sequence(b);
+    const Extent x = seen(s);
+    const Interval used = of_keys ? x.keys : x.rows;
+    const std::int64_t first = of_keys ? s.k_row : s.q_row;
+    if (first + used.begin <= row && row < first + used.end) return;
+  }
+  if (of_keys) {
     clear_row(o.grad_k, item, row, p.heads_kv, p.head_dim);
     clear_row(o.grad_v, item, row, p.heads_kv, p.head_dim_v);
-    return;
+  } else {
+    clear_row(o.grad_q, item, row, p.heads_q, p.head_dim);
   }
-  row -= key_rows;
-  if (!packed || row >= p.total_q) return;
-  if (p.batch > 0) {
-    const std::int64_t b = last_begun(p.batch, row, [&](std::int64_t i) { return p.mask.cu_seqlens_q[i]; });
-    const Sequence s = p.sequence(b);
-    if (s.q_row <= row && row < s.q_row + item_rows(p.mask.cu_seqlens_q, b, s.q_row, p.seq_q, p.total_q)) return;
-  }
-  clear_row(o.grad_q, 0, row, p.heads_q, p.head_dim);
 }
 
 }  // namespace onepass::cuda::sm90

@@ -45,20 +45,14 @@ ONEPASS_INLINE Extent seen(const Sequence& s) {
   return x.rows.size() == 0 || x.keys.size() == 0 ? Extent{} : x;
 }
 
-/// Rows of item b in the operand, whether its sequence uses them or not; `first` is row 0 of the item.
-__device__ __forceinline__ std::int64_t item_rows(const std::int32_t* cu_seqlens, std::int64_t b, std::int64_t first,
-                                                  std::int64_t seq, std::int64_t total) {
-  return cu_seqlens == nullptr ? seq : clamp_to<std::int64_t>(cu_seqlens[b + 1] - first, 0, min_of(seq, total - first));
-}
-
 /// The key tile at place `index` of the order in which blocks take them. Deterministic calls take the last keys of a
 /// sequence first, so that a tile waits only for others that were taken before it.
 template <class C>
 __device__ KeyTile plan_key_tile(const BackwardParams& p, std::int64_t index) {
   std::int64_t head, tile;  // KV head, key tile of all items
   if (p.mask.varlen) {
-    head = p.turns != nullptr ? index % p.heads_kv : index / p.key_tiles;
-    tile = p.turns != nullptr ? p.key_tiles - 1 - index / p.heads_kv : index % p.key_tiles;
+    head = p.ordered ? index % p.heads_kv : index / p.key_tiles;
+    tile = p.ordered ? p.key_tiles - 1 - index / p.heads_kv : index % p.key_tiles;
   } else {
     std::int64_t of_all, in_item;  // KV head of all items
     if (p.section > 0) {
@@ -71,7 +65,7 @@ __device__ KeyTile plan_key_tile(const BackwardParams& p, std::int64_t index) {
       of_all = index / p.item_k_tiles;
       in_item = index % p.item_k_tiles;
     }
-    if (p.turns != nullptr) in_item = p.item_k_tiles - 1 - in_item;
+    if (p.ordered) in_item = p.item_k_tiles - 1 - in_item;
     head = of_all % p.heads_kv;
     tile = of_all / p.heads_kv * p.item_k_tiles + in_item;
   }

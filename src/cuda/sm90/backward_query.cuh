@@ -24,11 +24,11 @@ __device__ void accumulate_queries(BackwardShared<C>& shared, const BackwardPara
   const std::uint32_t ds_low = ptx::descriptor_low(ptx::shared_address(shared.ds));
   const std::uint32_t s_own = ptx::shared_address(shared.dq) + warp * kWarpFloats * 4;
   RingPlace<C::kTile.ds_slots> ds;
-  unsigned turn = 0;  // steps of a deterministic call
-  // Lane 0 tells the keeper of turns that what it has added is in memory.
+  unsigned visit = 0;  // those begun, of a call that keeps them
+  // Lane 0 tells the keeper that what it has added is in memory.
   const auto report = [&] {
     ptx::bulk_wait();
-    ptx::mbarrier_arrive(ptx::shared_address(&shared.sums_full[(turn - 1) % kTurnSlots]));
+    ptx::mbarrier_arrive(ptx::shared_address(&shared.sums_full[(visit - 1) % kVisitSlots]));
   };
   float r_dq[kColumns / 2];
 #pragma unroll 1
@@ -72,7 +72,7 @@ __device__ void accumulate_queries(BackwardShared<C>& shared, const BackwardPara
             // The warp's quarter of a piece: its 16 rows, in the order of the registers.
             const int piece = product * (kColumns / C::kPiece) + part;
             const float* const r = r_dq + part * (C::kPiece / 2);
-            const bool first = piece == 0 && p.turns != nullptr;
+            const bool first = piece == 0 && p.visits != nullptr;
             if (lane == 0) {
               if (!first) {
                 ptx::bulk_wait_read_but<kSlots - 1>();
@@ -90,8 +90,9 @@ __device__ void accumulate_queries(BackwardShared<C>& shared, const BackwardPara
             __syncwarp();
             if (lane == 0) {
               if (first) {
-                ptx::mbarrier_wait(ptx::shared_address(&shared.turn_full[turn % kTurnSlots]), turn / kTurnSlots & 1);
-                ++turn;
+                ptx::mbarrier_wait(ptx::shared_address(&shared.visit_full[visit % kVisitSlots]),
+                                   visit / kVisitSlots & 1);
+                ++visit;
               }
               ptx::bulk_reduce_add(g_dq + piece * C::kPieceFloats, s_part, kWarpFloats * 4);
               ptx::bulk_commit();
@@ -105,7 +106,7 @@ __device__ void accumulate_queries(BackwardShared<C>& shared, const BackwardPara
     }
     if (lane == 0) {
       ptx::mbarrier_arrive(ptx::shared_address(&shared.k_empty[done % kKSlots]));
-      if (p.turns != nullptr) report();
+      if (p.visits != nullptr) report();
     }
   }
   if (lane == 0) ptx::bulk_wait();

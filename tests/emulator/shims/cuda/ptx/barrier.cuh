@@ -36,5 +36,6 @@ inline void named_barrier_arrive(int id, int threads) {
 inline void fence_async_shared() {
   emulator::fence_stores();
 }
+inline void fence_async_global() {}
 
 }  // namespace onepass::ptx

@@ -21,4 +21,20 @@ inline void reduce_add_release(unsigned* global, unsigned x) {
   *global += x;
 }
 
+inline unsigned long long load_acquire(const unsigned long long* global) {
+  emulator::check_global(global, 8, 8, "ld.acquire");
+  emulator::pause();
+  return *global;
+}
+inline unsigned long long fetch_add_acquire(unsigned long long* global, unsigned long long x) {
+  emulator::check_global(global, 8, 8, "atom.add");
+  emulator::progress();
+  const unsigned long long old = *global;
+  *global += x;
+  return old;
+}
+inline void reduce_add_release(unsigned long long* global, unsigned long long x) {
+  fetch_add_acquire(global, x);
+}
+
 }  // namespace onepass::ptx
