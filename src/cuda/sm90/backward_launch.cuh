@@ -52,7 +52,7 @@ struct Backward {
  private:
   static constexpr std::int64_t kMostTiles = std::int64_t{1} << 30;
   // Key tiles of a sequence up to which their blocks write dQ too: more would meet at it, and wait for each other.
-  static constexpr std::int64_t kMostVisits = 16;
+  static constexpr std::int64_t kMostVisits = C::kD <= 64 ? 8 : 16;
   static constexpr std::int64_t kMegabytes = 40;  // of the L2 cache for a section
 
   struct Layout {

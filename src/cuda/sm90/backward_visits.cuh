@@ -47,26 +47,20 @@ class VisitKeeper {
   /// one and in deterministic calls all have reported.
   __device__ __forceinline__ void begin(const KeyTile& tile, int head, int row) {
     while (begun_ - reported_ == kVisitSlots) report();
+    const int index = head * static_cast<int>(p_.tiles) + tile.q_tile + row / C::kBlockQ;
+    unsigned long long* const g_count = &p_.visits[index].word;
+    VisitCount count = {p_.ordered ? ptx::load_acquire(g_count) : ptx::fetch_add_acquire(g_count, VisitCount::kBegin)};
+    const unsigned before = p_.ordered ? turn_of<C>(tile, row) : count.begun(), others = count.all() - 1;
+    Visit visit = before == 0 ? Visit::first : Visit::between;
+    if (before == others) visit = before == 0 ? Visit::only : Visit::last;
     const unsigned slot = begun_ % kVisitSlots;
-    unsigned needed;
-    {
-      const int index = head * static_cast<int>(p_.tiles) + tile.q_tile + row / C::kBlockQ;
-      s_.visited[slot] = index;
-      unsigned long long* const g_count = &p_.visits[index].word;
-      const VisitCount count = {p_.ordered ? ptx::load_acquire(g_count)
-                                           : ptx::fetch_add_acquire(g_count, VisitCount::kBegin)};
-      const unsigned before = p_.ordered ? turn_of<C>(tile, row) : count.begun(), others = count.all() - 1;
-      Visit visit = before == 0 ? Visit::first : Visit::between;
-      if (before == others) visit = before == 0 ? Visit::only : Visit::last;
-      s_.visits[slot] = visit;
-      // The first one reports before all others.
-      needed = p_.ordered || before == others ? before : min(before, 1u);
-      if (count.reports() >= needed) needed = 0;
-    }
-    while (needed > 0) {
+    s_.visits[slot] = visit;
+    s_.visited[slot] = before == others ? -1 : index;  // nobody waits for the last one
+    // The first one reports before all others.
+    const unsigned needed = p_.ordered || before == others ? before : min(before, 1u);
+    while (count.reports() < needed) {
       report();
-      const VisitCount count = {ptx::load_acquire(&p_.visits[s_.visited[slot]].word)};
-      if (count.reports() >= needed) break;
+      count = {ptx::load_acquire(g_count)};
     }
     ptx::fence_async_global();
     ptx::mbarrier_arrive(ptx::shared_address(&s_.visit_full[slot]));
@@ -80,10 +74,8 @@ class VisitKeeper {
         !ptx::mbarrier_test(ptx::shared_address(&s_.sums_full[slot]), reported_ / kVisitSlots & 1)) {
       return;
     }
-    // Nobody waits for the last one.
-    if (s_.visits[slot] < Visit::last) {
-      ptx::reduce_add_release(&p_.visits[s_.visited[slot]].word, VisitCount::kReport);
-    }
+    const int index = s_.visited[slot];
+    if (index >= 0) ptx::reduce_add_release(&p_.visits[index].word, VisitCount::kReport);
     ++reported_;
   }
 
