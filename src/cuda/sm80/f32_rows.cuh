@@ -26,7 +26,8 @@ struct F32Tile {
 };
 
 /// Starts copies of kRows rows of `dim` elements to a tile; rows outside [begin, end) and columns from dim on become 0.
-/// g_tile (kRows, dim) is row 0, at `stride` elements a row; nothing outside [begin, end) is read.
+/// g_tile (kRows, dim) is row 0, at `stride` elements a row; nothing outside [begin, end) is read. `aligned`: rows begin
+/// at multiples of 16 bytes and are multiples of them long.
 template <int kCols, int kRows, int kThreads>
 __device__ __forceinline__ void load_f32_rows(std::uint32_t s_tile, const float* g_tile, std::int64_t stride, int begin,
                                               int end, int dim, bool aligned) {
@@ -45,9 +46,8 @@ __device__ __forceinline__ void load_f32_rows(std::uint32_t s_tile, const float*
       const bool inside = begin <= row && row < end;
 #pragma unroll
       for (int line = 0; line < kCols / 32; ++line) {
-        const int bytes = inside ? clamp_to(4 * (dim - column - 32 * line), 0, 16) : 0;
-        ptx::cp_async_16(s_thread + pass * kRowsAtOnce * Tile::kPitch + line * 128, g_thread + 32 * line,
-                         static_cast<std::uint32_t>(bytes));
+        ptx::cp_async_16_or_zeros(s_thread + pass * kRowsAtOnce * Tile::kPitch + line * 128, g_thread + 32 * line,
+                                  inside && column + 32 * line < dim);
       }
       g_thread += kRowsAtOnce * stride;
     }

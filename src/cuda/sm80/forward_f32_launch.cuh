@@ -25,8 +25,10 @@ struct ForwardF32Of {
     Problem& p = args.problem;
     if (p.batch == 0 && p.mask.varlen)
       p.batch = 1, p.seq_q = 0, p.mask = {.varlen = true};  // packed rows outside every sequence
-    args.q_aligned = rows_aligned(operands.q), args.k_aligned = rows_aligned(operands.k);
-    args.v_aligned = rows_aligned(operands.v), args.out_aligned = rows_aligned(operands.out);
+    args.q_aligned = rows_aligned(operands.q) && p.head_dim % 4 == 0;
+    args.k_aligned = rows_aligned(operands.k) && p.head_dim % 4 == 0;
+    args.v_aligned = rows_aligned(operands.v) && p.head_dim_v % 4 == 0;
+    args.out_aligned = rows_aligned(operands.out);
     args.scale = static_cast<float>(std::fabs(p.score.scale));
     args.scale_log2 = static_cast<float>(std::fabs(p.score.scale) * kLog2e);
     args.q_factor = args.scale_log2 == 0 ? 0 : p.score.scale < 0 ? -1 : 1;
