@@ -50,15 +50,15 @@ void run(const Buffers& b, const Cell& cell) {
   };
   args.x = {tensor(b.q), tensor(b.k), tensor(b.v), tensor(b.out), {b.lse, kHeads * cell.seq, cell.seq}};
   args.q_alignment = args.k_alignment = args.v_alignment = args.out_alignment = 16;
-  args.scale_log2 = static_cast<float>(kLog2e / std::sqrt(double{kHeadDim})), args.q_factor = 1, args.group = 1;
-  args.q_tiles = (cell.seq + P::kTiles.block_q() - 1) / P::kTiles.block_q();
+  args.scale_log2 = static_cast<float>(kLog2e / std::sqrt(double{kHeadDim})), args.q_factor = 1;
+  const unsigned tiles = (cell.seq + P::kTiles.block_q() - 1) / P::kTiles.block_q();
   const unsigned heads = static_cast<unsigned>(p.batch) * kHeads;
-  args.heads_together =
-      P::kSections && cell.causal ? std::clamp((32u << 20) / (cell.seq * kHeadDim * 4u), 1u, heads) : 1;
+  args.set_places(
+      tiles, P::kSections && cell.causal ? std::clamp((32u << 20) / (cell.seq * kHeadDim * 4u), 1u, heads) : 1);
   const auto kernel = forward_kernel<T, kHeadDim, P>;
   const int shared = static_cast<int>(P::kTiles.shared_bytes(kHeadDim));
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-  kernel<<<args.q_tiles * heads, P::kTiles.threads(), shared>>>(args);
+  kernel<<<tiles * heads, P::kTiles.threads(), shared>>>(args);
 }
 
 // Each plan: rows of 16 a warp, keys a block, sections of heads or not, then ForwardSteps.

@@ -26,8 +26,8 @@ struct F32Tile {
 };
 
 /// Starts copies of kRows rows of `dim` elements to a tile; rows outside [begin, end) and columns from dim on become 0.
-/// g_tile (kRows, dim) is row 0, at `stride` elements a row; nothing outside [begin, end) is read. `aligned`: rows begin
-/// at multiples of 16 bytes and are multiples of them long.
+/// g_tile (kRows, dim) is row 0, at `stride` elements a row; nothing outside [begin, end) is read. `aligned`: rows
+/// begin at multiples of 16 bytes and are multiples of them long.
 template <int kCols, int kRows, int kThreads>
 __device__ __forceinline__ void load_f32_rows(std::uint32_t s_tile, const float* g_tile, std::int64_t stride, int begin,
                                               int end, int dim, bool aligned) {

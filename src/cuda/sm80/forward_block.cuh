@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "cuda/device/division.cuh"
 #include "cuda/device/quad.cuh"
 #include "cuda/device/swizzle.cuh"
 #include "cuda/ptx/math.cuh"
@@ -37,9 +38,31 @@ struct ForwardArgs {
   int q_alignment, k_alignment, v_alignment, out_alignment;
   float scale_log2;         // |scale| log2(e), or log2(e) where that is 0
   float q_factor;           // 1, or what Q is multiplied by first: -1 for a negative scale, 0 for 0
+  unsigned heads;           // of all items
   unsigned q_tiles;         // a head
-  unsigned heads_together;  // heads whose tiles are interleaved
-  unsigned group;           // query heads a KV head
+  Divisor heads_together;   // heads whose tiles are interleaved
+  Divisor rest_together;    // the same of the last of them
+  Divisor blocks_together;  // their tiles
+  Divisor heads_q;          // of an item
+  Divisor group;            // query heads a KV head
+  bool same;                // all items are the same sequence:
+  Sequence sequence;
+
+  /// Which tile a thread block takes: of so many a head, and so many heads together.
+  void set_places(std::int64_t tiles, std::int64_t together) {
+    const auto divisor = [](std::int64_t x) { return Divisor(static_cast<std::uint32_t>(max_of<std::int64_t>(x, 1))); };
+    heads = static_cast<unsigned>(problem.batch * problem.heads_q);
+    q_tiles = static_cast<unsigned>(tiles);
+    heads_together = divisor(together);
+    rest_together = divisor(heads % together == 0 ? together : heads % together);
+    blocks_together = divisor(together * tiles);
+    heads_q = divisor(problem.heads_q);
+    group = divisor(problem.group());
+    const MaskSpec& mask = problem.mask;
+    same = mask.cu_seqlens_q == nullptr && mask.cu_seqlens_k == nullptr && mask.q_length == nullptr &&
+           mask.k_start == nullptr && mask.k_length == nullptr && mask.q_position == nullptr;
+    if (same) sequence = problem.sequence(0);
+  }
 };
 
 template <class T, int kHeadDim, class Plan>
@@ -49,8 +72,9 @@ struct ForwardBlock {
   static constexpr int kBlockK = kTiles.block_k, kRowTiles = kTiles.row_tiles, kStages = kTiles.stages;
   static constexpr int kColumnTiles = kBlockK / 8, kOutTiles = kHeadDim / 8, kSteps = kHeadDim / 16;
   static constexpr int kRows = 2 * kRowTiles;  // rows a thread has a part of
+  static_assert(kRows == 2 || kRows == 4);
   static constexpr int kWarpRows = kTiles.warp_rows();
-  static constexpr float kSumLimit = 256;
+  static constexpr float kSumLimit = 256, kTileLimit = 32768;  // of a block's, a tile's weights of a thread in a row
   using Layout = std::conditional_t<kUse.swizzle, SwizzledTile<kHeadDim>, PlainTile<kHeadDim>>;
   static constexpr int kTileBytes = kBlockK * Layout::kRowBytes;
   using KeyLoader = TileLoader<Layout, kBlockK, kHeadDim, kTiles.threads(), kUse.copies>;
@@ -224,6 +248,23 @@ struct ForwardBlock {
     for (int r = 0; r < kRows; ++r) beyond |= !(sums[r] <= kSumLimit);
     return __any_sync(~0u, beyond);
   }
+  /// Whether the tile's weights of some row were so large, or not numbers, that something is infinite or none now; a
+  /// weight below the limit is a number in float16 too.
+  __device__ __forceinline__ bool overflown() const {
+    bool beyond = false;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) beyond |= !(r_sum[r] <= kTileLimit);
+    if (__builtin_expect(!__any_sync(~0u, beyond), 1)) return false;
+    float zero = 0;  // unless something times 0 is not
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      zero = fmaf(quad_sum(r_sum[r]), 0, zero);
+#pragma unroll
+      for (int n = 0; n < kOutTiles; ++n)
+        zero = fmaf(r_o[r / 2][n][r % 2 * 2], 0, fmaf(r_o[r / 2][n][r % 2 * 2 + 1], 0, zero));
+    }
+    return zero != 0;
+  }
   /// Whether some maximum exceeds its reference by more than 8 in base 2.
   __device__ __forceinline__ bool references_too_low() const {
     bool low = false;
@@ -244,14 +285,19 @@ struct ForwardBlock {
   __device__ __forceinline__ void finish(int rows, bool all_rows, std::int64_t item, std::int64_t head,
                                          std::int64_t q_row) {
     float* const g_lse = args.x.lse ? args.x.lse.row(item, head, q_row) : nullptr;
+    // Each lane of a quad takes one of the rows of which they all have a part.
+    const int own = lane % kRows, own_row = own / 2 * 16 + own % 2 * 8 + lane / 4;
+    float sum = 0, shift = 0;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const int row = r / 2 * 16 + r % 2 * 8 + lane / 4;
-      const float sum = quad_sum(r_sum[r]);
-      r_sum[r] = sum == 0 ? 0 : 1 / sum;
-      if (g_lse != nullptr && lane % 4 == 0 && row < rows)
-        g_lse[row] = sum == 0 ? -kInfinity : fmaf(r_shift[r], kLn2, logf(sum));
+      const float all = quad_sum(r_sum[r]);
+      if (own == r) sum = all, shift = r_shift[r];
     }
+    if (g_lse != nullptr && lane % 4 < kRows && own_row < rows)
+      g_lse[own_row] = sum == 0 ? -kInfinity : fmaf(shift, kLn2, logf(sum));
+    const float inverse = sum == 0 ? 0 : 1 / sum;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) r_sum[r] = __shfl_sync(~0u, inverse, lane / 4 * 4 + r);
     char* const g_rows = args.x.out.row(item, q_row, head);
     if (args.x.out.dtype == DType::f32) {
       write_wide(reinterpret_cast<float*>(g_rows), rows);

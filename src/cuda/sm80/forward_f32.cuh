@@ -13,13 +13,13 @@ namespace onepass::cuda::sm80 {
 struct ForwardF32Args {
   Problem problem;
   ForwardOperands x;
-  bool q_aligned, k_aligned, v_aligned;               // rows begin at multiples of 16 bytes and are as long
-  bool out_aligned;                                   // rows begin at multiples of 16 bytes
-  float scale;                                        // |scale|, or 1 where that is 0
-  float scale_log2;                                   // scale log2(e)
-  float q_factor;        // 1, or what Q is multiplied by first: -1 for a negative scale, 0 for 0
-  int lines;             // of 32 columns that head_dim needs
-  std::int64_t q_tiles;  // a head
+  bool q_aligned, k_aligned, v_aligned;  // rows begin at multiples of 16 bytes and are as long
+  bool out_aligned;                      // rows begin at multiples of 16 bytes
+  float scale;                           // |scale|, or 1 where that is 0
+  float scale_log2;                      // scale log2(e)
+  float q_factor;                        // 1, or what Q is multiplied by first: -1 for a negative scale, 0 for 0
+  int lines;                             // of 32 columns that head_dim needs
+  std::int64_t q_tiles;                  // a head
 };
 
 /// Shape: kHeadDim, the bucket of both dimensions, and kTiles.

@@ -4,6 +4,7 @@
 #include "cuda/device/mask.cuh"
 #include "cuda/device/outside.cuh"
 #include "cuda/ptx/phase_barrier.cuh"
+#include "cuda/ptx/registers.cuh"
 #include "cuda/sm80/forward_block.cuh"
 
 namespace onepass::cuda::sm80 {
@@ -18,12 +19,13 @@ __device__ __forceinline__ std::uint32_t uniform(std::uint32_t x) {
   return __shfl_sync(~0u, x, 0);
 }
 
+/// One tile. False, with nothing written, where its weights have grown too large for their references.
 template <class T, int kHeadDim, class Plan>
-__global__ void __launch_bounds__(Plan::kTiles.threads(), Plan::kTiles.blocks_per_sm)
-    forward_kernel(const __grid_constant__ ForwardArgs args) {
+__device__ __forceinline__ bool forward_tile(const ForwardArgs& args) {
   using Block = ForwardBlock<T, kHeadDim, Plan>;
   constexpr ForwardTiles kTiles = Plan::kTiles;
   constexpr ForwardSteps kUse = Plan::kUse;
+  constexpr bool kRetries = kTiles.retries && kUse.maximum == Maximum::checked;
   using Layout = typename Block::Layout;
   constexpr int kBlockQ = kTiles.block_q(), kBlockK = kTiles.block_k, kStages = kTiles.stages;
   constexpr int kWarpRows = kTiles.warp_rows(), kRowTiles = kTiles.row_tiles, kRows = Block::kRows;
@@ -31,24 +33,25 @@ __global__ void __launch_bounds__(Plan::kTiles.threads(), Plan::kTiles.blocks_pe
 
   // Which tile: heads in groups whose K and V fit the L2 cache, the last (for causal masks longest) tiles first.
   const Problem& problem = args.problem;
-  const unsigned heads = static_cast<unsigned>(problem.batch * problem.heads_q);
-  const unsigned group_blocks = args.heads_together * args.q_tiles;
-  const unsigned group = blockIdx.x / group_blocks, within = blockIdx.x - group * group_blocks;
-  const unsigned group_heads = min(args.heads_together, heads - group * args.heads_together);
-  const unsigned tile_from_end = within / group_heads;
-  const unsigned item_head = group * args.heads_together + (within - tile_from_end * group_heads);
-  const std::int64_t b = item_head / static_cast<unsigned>(problem.heads_q);
-  const std::int64_t head = item_head - b * problem.heads_q;
+  const unsigned group = args.blocks_together.quotient(blockIdx.x);
+  const unsigned within = blockIdx.x - group * args.blocks_together.divisor;
+  const unsigned group_head = group * args.heads_together.divisor;
+  const bool full = group_head + args.heads_together.divisor <= args.heads;
+  const Divisor& group_heads = full ? args.heads_together : args.rest_together;
+  const unsigned tile_from_end = group_heads.quotient(within);
+  const unsigned item_head = group_head + (within - tile_from_end * group_heads.divisor);
+  const std::int64_t b = args.heads_q.quotient(item_head);
+  const std::int64_t head = item_head - static_cast<unsigned>(b) * args.heads_q.divisor;
   const std::int64_t tile_row =
       std::int64_t{kUse.last_tiles_first ? args.q_tiles - 1 - tile_from_end : tile_from_end} * kBlockQ;
-  const std::int64_t kv_head = static_cast<unsigned>(head) / args.group;
+  const std::int64_t kv_head = args.group.quotient(static_cast<unsigned>(head));
   const std::int64_t item = problem.mask.varlen ? 0 : b;
 
-  const Sequence seq = problem.sequence(b);
+  const Sequence seq = args.same ? args.sequence : problem.sequence(b);
   clear_outside_rows(problem, args.x, seq, b, head, tile_row, static_cast<std::int64_t>(args.q_tiles) * kBlockQ,
                      kBlockQ);
   const int tile_rows = static_cast<int>(clamp_to<std::int64_t>(seq.q_length - tile_row, 0, kBlockQ));
-  if (tile_rows == 0) return;
+  if (tile_rows == 0) return true;
 
   const std::uint32_t s_q = uniform(ptx::shared_address(shared)), s_k = s_q + kBlockQ * Layout::kRowBytes,
                       s_v = s_k + kStages * Block::kTileBytes;
@@ -211,21 +214,52 @@ __global__ void __launch_bounds__(Plan::kTiles.threads(), Plan::kTiles.blocks_pe
       if (!whole) mask_scores(t);
       block.new_references(t != warp_begin);
     }
-    float sums[kRows] = {};
-    block.weights(sums);
-    if (kUse.maximum == Maximum::checked && __builtin_expect(!maxima && block.beyond_limit(sums), 0)) {
-      block.scores(now);  // once more, against the block's own maxima
-      block.new_references(true);
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) sums[r] = 0;
+    if constexpr (kRetries) {
+      block.weights(block.r_sum);
+    } else {
+      float sums[kRows] = {};
       block.weights(sums);
-    }
+      if (kUse.maximum == Maximum::checked && __builtin_expect(!maxima && block.beyond_limit(sums), 0)) {
+        block.scores(now);  // once more, against the block's own maxima
+        block.new_references(true);
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) block.r_sum[r] += sums[r];
+        for (int r = 0; r < kRows; ++r) sums[r] = 0;
+        block.weights(sums);
+      }
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) block.r_sum[r] += sums[r];
+    }
     block.values(now);
   }
+  if (kRetries && __syncthreads_or(block.overflown())) return false;  // all threads: whether some warp must try again
 
   block.finish(warp_rows, tile_rows >= warp_row + kWarpRows, item, head, seq.q_row + tile_row + warp_row);
+  return true;
+}
+
+/// How a tile is tried again: with the maximum of every block, and with few registers rather than fast.
+template <class Block>
+struct SecondTry {
+  static constexpr ForwardSteps kUse = {.load_ahead = false, .fragments_ahead = false, .maximum = Maximum::exact};
+  static constexpr ForwardTiles kTiles = [] {
+    ForwardTiles tiles = Block::kTiles;
+    tiles.block_k = max_of(16, Block::KeyLoader::kDown), tiles.stages = 2, tiles.q_in_registers = false,
+    tiles.k_ahead = false;
+    return tiles;
+  }();
+};
+
+template <class T, int kHeadDim, class Plan>
+__global__ void __launch_bounds__(Plan::kTiles.threads(), Plan::kTiles.blocks_per_sm)
+    forward_kernel(const __grid_constant__ ForwardArgs args) {
+  const bool done = forward_tile<T, kHeadDim, Plan>(args);
+  // Nothing of the first try is kept in registers for the second.
+  if constexpr (Plan::kTiles.retries)
+    if (!done) {
+      const std::int64_t again = ptx::recomputed(reinterpret_cast<std::int64_t>(&args));
+      forward_tile<T, kHeadDim, SecondTry<ForwardBlock<T, kHeadDim, Plan>>>(
+          *reinterpret_cast<const ForwardArgs*>(again));
+    }
 }
 
 }  // namespace onepass::cuda::sm80

@@ -63,10 +63,9 @@ struct Forward {
     const std::int64_t heads = p.batch * p.heads_q;
     const std::int64_t head_bytes = ceil_div(p.seq_k * (p.head_dim + p.head_dim_v) * 2, p.group());
     const bool even = !p.mask.causal && p.mask.window_left < 0 && p.mask.window_right < 0;
-    args.q_tiles = static_cast<unsigned>(q_tiles);
-    args.group = static_cast<unsigned>(max_of<std::int64_t>(p.group(), 1));
-    args.heads_together = static_cast<unsigned>(
-        even ? 1 : clamp_to<std::int64_t>(kBytesTogether / max_of<std::int64_t>(head_bytes, 1), 1, heads));
+    args.set_places(q_tiles, even ? 1
+                                  : clamp_to<std::int64_t>(kBytesTogether / max_of<std::int64_t>(head_bytes, 1), 1,
+                                                           max_of<std::int64_t>(heads, 1)));
     return launch(&forward_kernel<T, kHeadDim, Plan>, q_tiles * heads, Plan::kTiles.threads(),
                   Plan::kTiles.shared_bytes(kHeadDim), where, args);
   }

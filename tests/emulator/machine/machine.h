@@ -131,6 +131,7 @@ struct Block {
   std::vector<Lane> lanes;
   std::vector<Warp> warps;
   NamedBarrier barriers[kBarriers];
+  bool some = false;                   // of the block's threads said so, __syncthreads_or
   std::vector<Pending> at_any_moment;  // operations that need not be waited for to happen
   std::vector<Pending> at_last;        // slower than all of those
   std::unique_ptr<Unit> unit;

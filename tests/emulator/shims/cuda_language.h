@@ -32,6 +32,16 @@
 inline void __syncthreads() {
   onepass::emulator::barrier(0, static_cast<int>(blockDim.x), true);
 }
+inline int __syncthreads_or(int predicate) {
+  bool& some = onepass::emulator::block().some;
+  __syncthreads();  // the flag is false
+  some |= predicate != 0;
+  __syncthreads();  // and complete
+  const int result = some ? 1 : 0;
+  __syncthreads();  // and read
+  some = false;
+  return result;
+}
 
 namespace onepass::emulator {
 
