@@ -30,6 +30,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     init(shared.v_empty, C::kStages, C::kWarpgroups);
     init(shared.tile_full, C::kTileSlots, 1);
     init(shared.tile_empty, C::kTileSlots, C::kWarpgroups + 2);
+    init(&shared.tile_begun, 1, 1);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();

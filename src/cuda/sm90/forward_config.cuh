@@ -110,6 +110,8 @@ struct ForwardShared {
                                                                   // loaders and consumers wait
   std::uint64_t tile_empty[C::kTileSlots];                        // each loader and consumer is done
                                                                   // with the slot; the scheduler waits
+  std::uint64_t tile_begun;                                       // K's loader begins a tile; a scheduler that takes
+                                                                  // tiles in turn waits, so that it takes one ahead
   RowTile tiles[C::kTileSlots];
   Blocks blocks[C::kTileSlots][C::kWarpgroups];
   RepairList repairs[C::kWarpgroups * 4];  // of each consumer warp

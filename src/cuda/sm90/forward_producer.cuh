@@ -23,6 +23,8 @@ __device__ void schedule_tiles(ForwardShared<C>& shared, const ForwardParams& p)
     const unsigned slot = at % C::kTileSlots;
     RowTile& tile = shared.tiles[slot];
     ptx::mbarrier_wait(ptx::shared_address(&shared.tile_empty[slot]), (at / C::kTileSlots & 1) ^ 1);
+    // A tile in turn is taken when the one before is begun: blocks that hold long ones in advance would end late.
+    if (p.next_tile != nullptr && at > 0) ptx::mbarrier_wait(ptx::shared_address(&shared.tile_begun), (at - 1) & 1);
     int blocks;
     while ((blocks = schedule.next(tile, shared.blocks[slot])) == 0) {
       ptx::await_earlier_grids();
@@ -52,6 +54,7 @@ __device__ void load_tiles(ForwardShared<C>& shared, const CUtensorMap& map, con
     const int first = tile.first, last = tile.last, k_row = tile.k_row, k_length = tile.k_length;
     const int kv_head = tile.kv_head, batch = tile.batch;
     if (last < first) return;
+    if constexpr (kIsK) ptx::mbarrier_arrive(ptx::shared_address(&shared.tile_begun));
     const int q_row = tile.q_row, rows = tile.rows, head = tile.head;
     const auto load_q = [&] {
       const unsigned q_slot = tile_at % C::kQStages;
