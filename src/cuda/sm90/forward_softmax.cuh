@@ -73,7 +73,7 @@ __device__ __forceinline__ void start_rows(const float (&r_s)[kCount], RowState&
   }
 }
 
-/// The same of fixed references, where every row sees the first column: the
+/// The same where every row sees the first column: the
 /// maxima of the four scores beside it that one lane has. Any score would do; a
 /// higher one makes the sums smaller.
 template <int kCount>
