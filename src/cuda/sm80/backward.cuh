@@ -101,6 +101,8 @@ class BackwardBlock {
   }
 
   __device__ __forceinline__ int key_warp() const { return kTile.roles == 1 ? warp_ : warp_ % (kWarps / 2); }
+  /// For addresses that warps which compute everything have no registers to keep.
+  __device__ __forceinline__ int lane() const { return kTile.roles == 1 ? ptx::recomputed(lane_) : lane_; }
   __device__ __forceinline__ int first_key() const { return key_warp() * 16 * kM; }
   __device__ __forceinline__ std::uint32_t s_stage(int stage) const {
     return s_base() + kOffsetStages + stage * kStageBytes;
@@ -172,13 +174,18 @@ class BackwardBlock {
         if (next.g < p.group) load_stage(1 - stage, next);
       };
       if constexpr (kRole == Role::both) {
-        load_next();
-        add_all(stage, at.tile, r_dv, r_dk);
+        if (kTile.whole_apart && scope().full(at.tile)) {
+          add_all<true>(stage, at.tile, r_dv, r_dk, load_next);
+        } else {
+          add_all<false>(stage, at.tile, r_dv, r_dk, load_next);
+        }
+        const Step now = {ptx::recomputed(at.g), ptx::recomputed(at.tile)};  // no registers for what follows from it
+        if (now.g > 0 || now.tile > scope().tile_begin) add_dq(1 - stage, before(now));
       }
       if (kRole == Role::values && kTile.copies_first) load_next();
       if constexpr (kRole == Role::values) add_dv(stage, at.tile, r_dv);
       if (kRole == Role::values && !kTile.copies_first) load_next();
-      if (kRole != Role::values && !first) add_dq(1 - stage, before(at));
+      if (kRole == Role::keys && !first) add_dq(1 - stage, before(at));
       if constexpr (kRole == Role::keys) add_dk(stage, at.tile, r_dk);
       at = after(at);
     }
@@ -194,25 +201,25 @@ class BackwardBlock {
     }
   }
 
-  __device__ __forceinline__ LaneRows<kD> rows_of_k() const {
-    return {s_base() + kOffsetK, first_key() + (lane_ & 15), lane_ >> 4};
-  }
-  __device__ __forceinline__ LaneRows<kDV> rows_of_v() const {
-    return {s_base() + kOffsetV, first_key() + (lane_ & 15), lane_ >> 4};
+  /// This warp's keys as rows of K or V, which begin at `offset`.
+  template <int kCols>
+  __device__ __forceinline__ LaneRows<kCols> own_rows(int offset) const {
+    const int at = lane();
+    return {s_base() + offset, first_key() + (at & 15), at >> 4};
   }
   /// S^T and dP^T of a part of the tile.
   template <class Between = Nothing>
   __device__ __forceinline__ void score(int stage, int part, Scores<kM, kPart>& r_s, const Between& between = {}) {
     auto rows_q = block_rows<kD, false>(s_stage(stage), lane_);
     rows_q.lane += part * 16 * kPart * 2 * kD;
-    multiply_rows<T, kM, kPart, kD>(r_s, rows_of_k(), rows_q, between);
+    multiply_rows<T, kM, kPart, kD>(r_s, own_rows<kD>(kOffsetK), rows_q, between);
   }
   template <class Between = Nothing>
   __device__ __forceinline__ void score_gradient(int stage, int part, Scores<kM, kPart>& r_dp,
                                                  const Between& between = {}) {
     auto rows_do = block_rows<kDV, false>(s_stage(stage) + kStageDO, lane_);
     rows_do.lane += part * 16 * kPart * 2 * kDV;
-    multiply_rows<T, kM, kPart, kDV>(r_dp, rows_of_v(), rows_do, between);
+    multiply_rows<T, kM, kPart, kDV>(r_dp, own_rows<kDV>(kOffsetV), rows_do, between);
   }
   /// dV += P^T dO and dK += dS^T Q of a part.
   template <class Between = Nothing>
@@ -263,7 +270,7 @@ class BackwardBlock {
   /// dS of a part, or of one piece of it, to shared memory, for dQ.
   __device__ __forceinline__ void store_ds(int stage, int part, const Weights<kM, kPart>& r_ds, int i) {
     const Piece<kM> x(i);
-    const LaneRows<kQ> rows(s_ds(stage), first_key() + lane_ / 4, 0);
+    const LaneRows<kQ> rows(s_ds(stage), first_key() + lane() / 4, 0);
     ptx::store_shared(rows.at(16 * x.m + 8 * x.half, 2 * part * kPart + x.n) + lane_ % 4 * 4,
                       r_ds[x.m][x.n / 2][x.register_of_weights()]);
   }
@@ -343,38 +350,31 @@ class BackwardBlock {
     }
   }
 
-  /// A step of warps that compute everything: exponentials between the products of dP, dS between those of dV.
+  /// A step of warps that compute everything: exponentials between the products of dP, dS between those of dV. kWhole:
+  /// no pair of the tile is hidden, so that the step is straight code; else it is kept short beside that.
+  template <bool kWhole, class LoadNext>
   __device__ __forceinline__ void add_all(int stage, int tile, float (&r_dv)[kM][kDV / 8][4],
-                                          float (&r_dk)[kM][kD / 8][4]) {
-#pragma unroll
+                                          float (&r_dk)[kM][kD / 8][4], const LoadNext& load_next) {
+#pragma unroll(kWhole || !kTile.whole_apart ? kParts : 1)
     for (int part = 0; part < kParts; ++part) {
       Scores<kM, kPart> r_s, r_dp;
       Weights<kM, kPart> r_p, r_ds;
       score(stage, part, r_s);
-      {
-        float lse[2 * kPart][2];
-        load_statistic<kPart>(lse, s_lse(stage, part), lane_);
-        score_gradient(stage, part, r_dp, [&](int at, int count) {
-          pieces_behind<kPieces<kM, kPart>>(
-              at, count, [&](int i) { weigh<T, kM, kPart>(i, r_s, lse[Piece<kM>(i).n], p.scale_log2, r_p); });
-        });
-      }
-      hide_part(tile, part, r_p);
-#pragma unroll
-      for (int m = 0; m < kM; ++m) {
-#pragma unroll
-        for (int n = 0; n < kPart; ++n) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) r_ds[m][n][e] = r_p[m][n][e];
-        }
-      }
-      float d[2 * kPart][2];
+      if (part == 0) load_next();
+      float lse[2 * kPart][2], d[2 * kPart][2];
+      load_statistic<kPart>(lse, s_lse(stage, part), lane_);
       load_statistic<kPart>(d, s_d(stage, part), lane_);
+      score_gradient(stage, part, r_dp, [&](int at, int count) {
+        pieces_behind<kPieces<kM, kPart>>(
+            at, count, [&](int i) { weigh<T, kM, kPart>(i, r_s, lse[Piece<kM>(i).n], p.scale_log2, r_p); });
+      });
+      if constexpr (!kWhole) hide_part(tile, part, r_p);
+      copy_weights(r_ds, r_p);
       add_values(stage, part, r_p, r_dv, [&](int at, int count) {
         pieces_behind<kPieces<kM, kPart>>(
             at, count, [&](int i) { differentiate<T, kM, kPart>(i, r_dp, d[Piece<kM>(i).n], r_ds); });
       });
-      hide_part(tile, part, r_ds);
+      if constexpr (!kWhole) hide_part(tile, part, r_ds);
       store_ds(stage, part, r_ds);
       add_keys(stage, part, r_ds, r_dk);
     }

@@ -28,6 +28,11 @@ using Scores = float[kM][2 * kN][4];
 /// The same as T, as A fragments of the products with dO and Q.
 template <int kM, int kN>
 using Weights = std::uint32_t[kM][kN][4];
+template <int kM, int kN>
+__device__ __forceinline__ void copy_weights(std::uint32_t (&to)[kM][kN][4], const std::uint32_t (&from)[kM][kN][4]) {
+#pragma unroll
+  for (int i = 0; i < 4 * kM * kN; ++i) to[i / 4 / kN][i / 4 % kN][i % 4] = from[i / 4 / kN][i / 4 % kN][i % 4];
+}
 
 /// Where piece i of a warp's scores is: two neighbouring query rows of one key a lane.
 template <int kM>

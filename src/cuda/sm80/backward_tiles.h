@@ -18,6 +18,8 @@ struct BackwardTile {
   /// The warps that compute P copy the next tile before their products, not behind them.
   bool copies_first = false;
   int hands = 1;  // parts in which P is handed over
+  /// roles 1: tiles of which no pair is hidden have code of their own, without a branch in it.
+  bool whole_apart = false;
 
   static constexpr int kScopeBytes = 256;
   bool operator==(const BackwardTile&) const = default;
@@ -41,8 +43,8 @@ struct BackwardTile {
 constexpr BackwardTile backward_tile(int head_dim, long limit) {
   const bool small = limit < 128 * 1024;
   switch (head_dim) {
-    case 32: return {64, 128, 4, 1, 2, 2, 2};
-    case 64: return {64, 128, 4, 1, 2, 2, 2};
+    case 32: return {64, 128, 4, 1, 2, 2, 3};
+    case 64: return {64, 128, 4, 1, 2, 2, 2, false, 1, true};
     case 96: return small ? BackwardTile{32, 64, 4, 2, 1, 2, 1} : BackwardTile{64, 128, 8, 2, 2, 2, 1};
     case 128: return small ? BackwardTile{32, 64, 8, 2, 1, 4, 1} : BackwardTile{64, 128, 8, 2, 2, 2, 1, true, 2};
     case 192: return small ? BackwardTile{32, 32, 4, 2, 1, 2, 1} : BackwardTile{64, 64, 8, 2, 2, 2, 1};
