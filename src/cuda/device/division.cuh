@@ -13,8 +13,7 @@ struct Divisor {
   int shift = 31;
 
   Divisor() = default;
-  explicit Divisor(std::uint32_t d)
-      : divisor(d), shift(31 + std::bit_width(d - 1)) {
+  explicit Divisor(std::uint32_t d) : divisor(d), shift(31 + std::bit_width(d - 1)) {
     multiplier = static_cast<std::uint32_t>(((std::uint64_t{1} << shift) + d - 1) / d);
   }
   __host__ __device__ std::uint32_t quotient(std::uint32_t n) const {
