@@ -1,6 +1,7 @@
 // The sm_80 kernels on the emulator against the float64 reference: in random orders, with copies as late as they may
 // be, with sums rounded and as tensor cores cut them off.
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "cuda/host/device.h"
@@ -86,6 +87,24 @@ TEST_P(EmulatedKernel, AdversarialScores) {
     spec.causal = values != Values::deep;
     expect_right(spec);
   }
+}
+
+/// One key so far above the first block that references do not fit, and one above that at the far edge of a window,
+/// where references follow the maxima again: all sums are small then, whatever has overflowed before.
+TEST_P(EmulatedKernel, OutgrownReferencesGrowLater) {
+  const Kernel& kernel = *GetParam();
+  if (kernel.pass == Pass::backward) GTEST_SKIP() << "of the forward";
+  CaseSpec spec = sized(40, 277);
+  spec.causal = true, spec.window_left = 200;
+  Case c(spec);
+  c.q.each([&](const check::Index&, std::int64_t at) { c.q.set(at, std::abs(c.q.get(at)) + 1); });
+  const double by = 8 / std::sqrt(static_cast<double>(spec.head_dim));
+  c.k.each([&](const check::Index& i, std::int64_t at) {
+    if (i[1] == 150) c.k.set(at, 2 * by);
+    if (i[1] == 78) c.k.set(at, 5 * by);  // row 39 sees keys from 76 on
+  });
+  for (check::Array* array : {&c.q, &c.k}) array->seal();
+  EXPECT_TRUE(kit::passes(check::check_kernel(kernel, c)));
 }
 
 /// Calls without rows or without keys still write what there is to write; nobody clears counters of turns then.

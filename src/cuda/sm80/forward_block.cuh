@@ -75,6 +75,8 @@ struct ForwardBlock {
   static_assert(kRows == 2 || kRows == 4);
   static constexpr int kWarpRows = kTiles.warp_rows();
   static constexpr float kSumLimit = 256, kTileLimit = 32768;  // of a block's, a tile's weights of a thread in a row
+  static constexpr bool kRetries = kTiles.retries && kUse.maximum == Maximum::checked;
+  static constexpr unsigned kOutgrown = 1u << 31;
   using Layout = std::conditional_t<kUse.swizzle, SwizzledTile<kHeadDim>, PlainTile<kHeadDim>>;
   static constexpr int kTileBytes = kBlockK * Layout::kRowBytes;
   using KeyLoader = TileLoader<Layout, kBlockK, kHeadDim, kTiles.threads(), kUse.copies>;
@@ -90,10 +92,10 @@ struct ForwardBlock {
   float r_s[kRowTiles][kColumnTiles][4];
   std::uint32_t r_p[kBlockK / 16][kRowTiles][4];
   float r_o[kRowTiles][kOutTiles][4];
-  float r_shift[kRows];      // a row's reference, what its exponents are counted from; 0 without a key so far
-  float r_sum[kRows];        // of this thread's weights
-  unsigned without = ~0u;    // bit r: row r saw no key so far
-  bool some_without = true;  // in some lane
+  float r_shift[kRows];  // a row's reference, what its exponents are counted from; 0 without a key so far
+  float r_sum[kRows];    // of this thread's weights
+  unsigned without = (1u << kRows) - 1;  // bit r: row r saw no key so far; kOutgrown: a sum was beyond kTileLimit
+  bool some_without = true;              // in some lane
 
   /// This lane's place, of a row and of chunk 0 or 1, moved on.
   __device__ __forceinline__ static std::uint32_t at(std::uint32_t place, int row, int chunk) {
@@ -208,6 +210,11 @@ struct ForwardBlock {
   __device__ __forceinline__ void new_references(bool rescale) {
     float alpha[kRows];
     unsigned none = 0;
+    if constexpr (kRetries) {
+      none = without & kOutgrown;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) none |= !(r_sum[r] <= kTileLimit) ? kOutgrown : 0;  // as it won't be seen later
+    }
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       float x = -kInfinity;
@@ -222,7 +229,7 @@ struct ForwardBlock {
       r_shift[r] = shift == -kInfinity ? 0 : shift;
     }
     without = none;
-    some_without = __any_sync(~0u, none != 0);
+    some_without = __any_sync(~0u, (none & ~kOutgrown) != 0);
     if (!rescale) return;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) r_sum[r] *= alpha[r];
@@ -249,9 +256,9 @@ struct ForwardBlock {
     return __any_sync(~0u, beyond);
   }
   /// Whether the tile's weights of some row were so large, or not numbers, that something is infinite or none now; a
-  /// weight below the limit is a number in float16 too.
+  /// weight below the limit is a number in float16 too. References that grew later may have made the sums small again.
   __device__ __forceinline__ bool overflown() const {
-    bool beyond = false;
+    bool beyond = (without & kOutgrown) != 0;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) beyond |= !(r_sum[r] <= kTileLimit);
     if (__builtin_expect(!__any_sync(~0u, beyond), 1)) return false;

@@ -25,7 +25,7 @@ __device__ __forceinline__ bool forward_tile(const ForwardArgs& args) {
   using Block = ForwardBlock<T, kHeadDim, Plan>;
   constexpr ForwardTiles kTiles = Plan::kTiles;
   constexpr ForwardSteps kUse = Plan::kUse;
-  constexpr bool kRetries = kTiles.retries && kUse.maximum == Maximum::checked;
+  constexpr bool kRetries = Block::kRetries;
   using Layout = typename Block::Layout;
   constexpr int kBlockQ = kTiles.block_q(), kBlockK = kTiles.block_k, kStages = kTiles.stages;
   constexpr int kWarpRows = kTiles.warp_rows(), kRowTiles = kTiles.row_tiles, kRows = Block::kRows;
