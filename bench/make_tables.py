@@ -100,15 +100,14 @@ def gpu_cells(report):
     return cells, peers
 
 
-def gpu_summary(report, forced, others=()):
+def gpu_summary(report, forced):
     """One line a pass, head_dim and mask: geometric mean and least ratio over each peer. forced: also sm80 rows where
-    sm90 ones, of this report or of others, serve the same."""
+    sm90 ones serve the same."""
     cells, peers = gpu_cells(report)
-    served = {cell for other in (report, *others) for cell in gpu_cells(other)[0]}
     lines = []
     for (which, dtype, head_dim, causal, kernel), rows in cells.items():
         better = kernel.replace("sm80", "sm90")
-        if not forced and better != kernel and (which, dtype, head_dim, causal, better) in served:
+        if not forced and better != kernel and (which, dtype, head_dim, causal, better) in cells:
             continue
         ratios = []
         for peer in peers:
@@ -117,8 +116,6 @@ def gpu_summary(report, forced, others=()):
             ratios.append(f"**{mean:.2f} ×** ({min(values):.2f})" if values else "–")
         lines.append([f"{PASSES[which]}, {dtype}, d {head_dim}{', causal' if causal else ''}", f"`{kernel}`",
                       span([r["tflops"] for r in rows]), *ratios])
-    if not lines:
-        return ""
     lengths = span([r["seq_q"] for r in report["rows"]])
     head = [f"seq {lengths}", "kernel", "TFLOP/s", *(f"over {PEERS[p]}: mean (least)" for p in peers)]
     return gpu_title(report) + ":\n\n" + table(head, lines)
@@ -200,8 +197,8 @@ def main():
     gpu = [report for report in gpu if "geometric_means" in report]
     gpu.sort(key=lambda report: (report["rows"][0]["dtype"], report["rows"][0]["pass"] == "bwd"))
     contents = {"gpu-shapes": "\n\n".join(map(gpu_shapes, shapes)),
-                "gpu-summary": "\n\n".join(filter(None, (gpu_summary(report, forced=False, others=gpu) for report in gpu
-                                                         if report["rows"][0]["dtype"] != "f16"))),
+                "gpu-summary": "\n\n".join(gpu_summary(report, forced=False) for report in gpu
+                                           if report["rows"][0]["dtype"] != "f16"),
                 "gpu-means": "\n\n".join(gpu_summary(report, forced=True) for report in gpu),
                 "gpu-details": "\n\n".join(map(gpu_details, gpu)),
                 "cpu-summary": "\n\n".join([standing(reports), *map(summary, reports)]),
