@@ -87,12 +87,11 @@ struct Backward {
     if (p.scale_log2 == 0) p.scale_log2 = std::numeric_limits<float>::min();  // so that a hidden score stays -inf
     p.hidden = p.scale_log2 < 0 ? std::numeric_limits<float>::infinity() : -std::numeric_limits<float>::infinity();
     const bool slope = problem.mask.causal || problem.mask.window_right >= 0;  // first keys are seen by most rows
-    const std::int64_t key_tiles = ceil_div(problem.seq_k, C::kBlockK);
     // Of few key tiles those in order meet least, and are the fastest too.
-    p.ordered = problem.deterministic == 1 || (key_tiles <= 4 && (C::kD <= 64 || (C::kD <= 128 && !slope)));
+    p.ordered = problem.deterministic == 1 || (p.item_k_tiles <= 4 && (C::kD <= 64 || (C::kD <= 128 && !slope)));
     // Where all see all, blocks begin at the same rows, and meet unless each has a head of its own.
     const bool apart = slope || section(problem, kMegabytes) >= multiprocessors(launch.device);
-    p.passes = p.ordered ? C::kD > 64 && problem.seq_k > 1024 : !apart || key_tiles > kMostVisits;
+    p.passes = p.ordered ? C::kD > 64 && problem.seq_k > 1024 : !apart || p.item_k_tiles > kMostVisits;
     p.section = p.ordered            ? section(problem, ordered_megabytes(problem, slope))
                 : slope || !p.passes ? section(problem, kMegabytes)
                                      : 0;

@@ -14,13 +14,43 @@ __device__ __forceinline__ int uniform(int x) {
   return __reduce_max_sync(~0u, x);
 }
 
+/// r (64, dq_columns) = dS K, number `product` of those of a step: 64 rows of dS (block_q, block_k), some columns of K.
+template <class C>
+__device__ __forceinline__ void multiply_ds(float (&r)[C::kTile.dq_columns / 2], std::uint32_t ds_low,
+                                            std::uint32_t k_low, int product) {
+  constexpr int kColumns = C::kTile.dq_columns, kProductsOfRows = C::kD / kColumns;
+  const int rows = product / kProductsOfRows, panel = product % kProductsOfRows * (kColumns / 64);
+  ptx::keep(r);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < C::kBlockK / 16; ++k) {
+    // A: dS, 64 rows, k along the columns; B: K, k along the rows.
+    const std::uint32_t a = ds_low + (((k / 4) * C::kBlockQ * 128 + rows * 64 * 128 + (k % 4) * 32) >> 4);
+    const std::uint32_t b = k_low + ((panel * C::kBlockK * 128 + k * 16 * 128) >> 4);
+    ptx::Wgmma<typename C::T, kColumns>::template ss<0, 1>(r, ptx::descriptor(a), ptx::descriptor(b), k > 0);
+  }
+  ptx::wgmma_commit();
+  ptx::wgmma_wait<0>();
+  ptx::keep(r);
+}
+
+/// A warp's quarter of a piece, its 16 rows in the order of the registers, to shared memory, for a bulk copy.
+template <class C>
+__device__ __forceinline__ void stage_sums(const float* r, std::uint32_t s_part, int lane) {
+#pragma unroll
+  for (int i = 0; i < C::kPiece / 8; ++i) {
+    ptx::store_shared(s_part + (i * 32 + lane) * 16, r[4 * i], r[4 * i + 1], r[4 * i + 2], r[4 * i + 3]);
+  }
+  ptx::fence_async_shared();
+  __syncwarp();
+}
+
 template <class C>
 __device__ void accumulate_queries(BackwardShared<C>& shared, const BackwardParams& p) {
-  using T = typename C::T;
   const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32 % 4, 0);
   constexpr int kWarpFloats = C::kPieceFloats / 4, kColumns = C::kTile.dq_columns, kSlots = C::kTile.dq_slots;
   constexpr int kKSlots = C::kTile.k_slots;
-  constexpr int kProducts = C::kDqFloats / (64 * kColumns), kProductsOfRows = C::kD / kColumns;
+  constexpr int kProducts = C::kDqFloats / (64 * kColumns);
   const std::uint32_t ds_low = ptx::descriptor_low(ptx::shared_address(shared.ds));
   const std::uint32_t s_own = ptx::shared_address(shared.dq) + warp * kWarpFloats * 4;
   RingPlace<C::kTile.ds_slots> ds;
@@ -51,25 +81,12 @@ __device__ void accumulate_queries(BackwardShared<C>& shared, const BackwardPara
         const std::uint32_t ds_now = ds_low + ds.slot * (sizeof(shared.ds[0]) >> 4);
 #pragma unroll
         for (int product = 0; product < kProducts; ++product) {
-          const int rows = product / kProductsOfRows, panel = product % kProductsOfRows * (kColumns / 64);
-          ptx::keep(r_dq);
-          ptx::wgmma_fence();
-#pragma unroll
-          for (int k = 0; k < C::kBlockK / 16; ++k) {
-            // A: dS, 64 rows, k along the columns; B: K, k along the rows.
-            const std::uint32_t a = ds_now + (((k / 4) * C::kBlockQ * 128 + rows * 64 * 128 + (k % 4) * 32) >> 4);
-            const std::uint32_t b = k_low + ((panel * C::kBlockK * 128 + k * 16 * 128) >> 4);
-            ptx::Wgmma<T, kColumns>::template ss<0, 1>(r_dq, ptx::descriptor(a), ptx::descriptor(b), k > 0);
-          }
-          ptx::wgmma_commit();
-          ptx::wgmma_wait<0>();
-          ptx::keep(r_dq);
+          multiply_ds<C>(r_dq, ds_now, k_low, product);
           if (product == kProducts - 1 && lane == 0) {
             ptx::mbarrier_arrive(ptx::shared_address(&shared.ds_empty[ds.slot]));
           }
 #pragma unroll
           for (int part = 0; part < kColumns / C::kPiece; ++part) {
-            // The warp's quarter of a piece: its 16 rows, in the order of the registers.
             const int piece = product * (kColumns / C::kPiece) + part;
             const float* const r = r_dq + part * (C::kPiece / 2);
             const bool first = piece == 0 && p.visits != nullptr;
@@ -82,12 +99,7 @@ __device__ void accumulate_queries(BackwardShared<C>& shared, const BackwardPara
             }
             __syncwarp();
             const std::uint32_t s_part = s_own + piece % kSlots * (C::kPieceFloats * 4);
-#pragma unroll
-            for (int i = 0; i < C::kPiece / 8; ++i) {
-              ptx::store_shared(s_part + (i * 32 + lane) * 16, r[4 * i], r[4 * i + 1], r[4 * i + 2], r[4 * i + 3]);
-            }
-            ptx::fence_async_shared();
-            __syncwarp();
+            stage_sums<C>(r, s_part, lane);
             if (lane == 0) {
               if (first) {
                 ptx::mbarrier_wait(ptx::shared_address(&shared.visit_full[visit % kVisitSlots]),

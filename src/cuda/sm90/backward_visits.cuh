@@ -125,7 +125,7 @@ class QueryWarp {
   static constexpr int kColumns = C::kTile.dq_columns, kSlots = C::kTile.dq_slots;
   static constexpr int kWarpFloats = C::kPieceFloats / 4, kPiecesOfRows = C::kD / C::kPiece;
   static constexpr int kParts = kColumns / C::kPiece;  // of a product
-  static constexpr int kProducts = C::kDqFloats / (64 * kColumns), kProductsOfRows = C::kD / kColumns;
+  static constexpr int kProducts = C::kDqFloats / (64 * kColumns);
 
   __device__ __forceinline__ float* sums(int index, int piece) const {
     return p_.dq + index * static_cast<std::int64_t>(C::kDqFloats) + piece * C::kPieceFloats + warp_ * kWarpFloats;
@@ -206,36 +206,19 @@ class QueryWarp {
     __syncwarp();
   }
 
-  /// r (64, kColumns) = 64 rows of dS (block_q, block_k) times some columns of K. The last product gives dS back.
+  /// A product of the step; the last one gives dS back.
   __device__ __forceinline__ void multiply(float (&r)[kColumns / 2], unsigned k_slot, int product) {
     const std::uint32_t k_low = ptx::descriptor_low(ptx::shared_address(s_.k[k_slot]), C::kBlockK * 128);
     const std::uint32_t ds_low = ptx::descriptor_low(ptx::shared_address(s_.ds[ds_.slot]));
-    const int rows = product / kProductsOfRows, panel = product % kProductsOfRows * (kColumns / 64);
-    ptx::keep(r);
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < C::kBlockK / 16; ++k) {
-      // A: dS, 64 rows, k along the columns; B: K, k along the rows.
-      const std::uint32_t a = ds_low + (((k / 4) * C::kBlockQ * 128 + rows * 64 * 128 + (k % 4) * 32) >> 4);
-      const std::uint32_t b = k_low + ((panel * C::kBlockK * 128 + k * 16 * 128) >> 4);
-      ptx::Wgmma<T, kColumns>::template ss<0, 1>(r, ptx::descriptor(a), ptx::descriptor(b), k > 0);
-    }
-    ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
-    ptx::keep(r);
+    multiply_ds<C>(r, ds_low, k_low, product);
     if (product == kProducts - 1 && lane_ == 0) ptx::mbarrier_arrive(ptx::shared_address(&s_.ds_empty[ds_.slot]));
   }
 
-  /// The warp's quarter of a piece, its 16 rows in the order of the registers, to the sums g_sums.
+  /// The warp's quarter of a piece to the sums g_sums.
   __device__ __forceinline__ void send(const float* r, float* g_sums, int piece, Visit kind) const {
     if (lane_ == 0) ptx::bulk_wait_read_but<kSlots - 1>();
     __syncwarp();
-#pragma unroll
-    for (int i = 0; i < C::kPiece / 8; ++i) {
-      ptx::store_shared(staging(piece) + (i * 32 + lane_) * 16, r[4 * i], r[4 * i + 1], r[4 * i + 2], r[4 * i + 3]);
-    }
-    ptx::fence_async_shared();
-    __syncwarp();
+    stage_sums<C>(r, staging(piece), lane_);
     if (lane_ != 0) return;
     if (kind == Visit::first) {
       ptx::bulk_store(g_sums, staging(piece), kWarpFloats * 4);
