@@ -242,18 +242,34 @@ class BackwardF32Block {
                                                                     kColumnWarps == 1 ? dim : 32 * lines(dim));
   }
 
-  /// P of this warp's part of S.
-  __device__ __forceinline__ void find_weights(int tile, float (&r_p)[kM][kN][4]) const {
+  /// The whole scores of a tile from this warp's part of them, r: find() makes P or dS of them, which stands in the
+  /// tile of scores afterwards. A second column warp hands its part over and takes what the first one found.
+  template <class Find>
+  __device__ __forceinline__ void share_scores(int tile, float (&r)[kM][kN][4], bool weights, Find&& find) const {
     if (kColumnWarps == 2 && column_warp() == 1) {
-      store_scores(r_p, true);
-      ptx::named_barrier_arrive(kValuesPart + pair(), 64);
-      ptx::named_barrier_sync(kWeights + pair(), 96);
-      load_scores(r_p, true);
+      store_scores(r, weights);
+      ptx::named_barrier_arrive((weights ? kValuesPart : kKeysPart) + pair(), 64);
+      ptx::named_barrier_sync((weights ? kWeights : kGradients) + pair(), weights ? 96 : 64);
+      load_scores(r, weights);
     } else {
       if constexpr (kColumnWarps == 2) {
-        ptx::named_barrier_sync(kValuesPart + pair(), 64);
-        add_scores(r_p, true);
+        ptx::named_barrier_sync((weights ? kValuesPart : kKeysPart) + pair(), 64);
+        add_scores(r, weights);
       }
+      find();
+      hide(tile, r);
+      store_scores(r, weights);
+      if (weights) {
+        ptx::named_barrier_arrive(kWeights + pair(), 32 + 32 * kColumnWarps);
+      } else if constexpr (kColumnWarps == 2) {
+        ptx::named_barrier_arrive(kGradients + pair(), 64);
+      }
+    }
+  }
+
+  /// P of this warp's part of S.
+  __device__ __forceinline__ void find_weights(int tile, float (&r_p)[kM][kN][4]) const {
+    share_scores(tile, r_p, true, [&] {
       constexpr float kLog2e = 1.44269504088896341f;
 #pragma unroll
       for (int n = 0; n < kN; ++n) {
@@ -266,24 +282,12 @@ class BackwardF32Block {
             r_p[m][n][e] = ptx::exp2_approx(fmaf(r_p[m][n][e], p.scale, -lse[e % 2]) * kLog2e);
         }
       }
-      hide(tile, r_p);
-      store_scores(r_p, true);
-      ptx::named_barrier_arrive(kWeights + pair(), 32 + 32 * kColumnWarps);
-    }
+    });
   }
 
   /// dS of this warp's part of dP.
   __device__ __forceinline__ void find_gradients(int tile, float (&r_ds)[kM][kN][4]) const {
-    if (kColumnWarps == 2 && column_warp() == 1) {
-      store_scores(r_ds, false);
-      ptx::named_barrier_arrive(kKeysPart + pair(), 64);
-      ptx::named_barrier_sync(kGradients + pair(), 64);
-      load_scores(r_ds, false);
-    } else {
-      if constexpr (kColumnWarps == 2) {
-        ptx::named_barrier_sync(kKeysPart + pair(), 64);
-        add_scores(r_ds, false);
-      }
+    share_scores(tile, r_ds, false, [&] {
       ptx::named_barrier_sync(kWeights + pair(), 32 + 32 * kColumnWarps);
       float r_p[kM][kN][4];
       load_scores(r_p, true);
@@ -297,10 +301,7 @@ class BackwardF32Block {
           for (int e = 0; e < 4; ++e) r_ds[m][n][e] = r_p[m][n][e] * (r_ds[m][n][e] - d[e % 2]);
         }
       }
-      hide(tile, r_ds);
-      store_scores(r_ds, false);
-      if constexpr (kColumnWarps == 2) ptx::named_barrier_arrive(kGradients + pair(), 64);
-    }
+    });
   }
 
   /// dQ += dS K of a tile, this warp's part of it, in the order of the products' fragments: 32 lanes after each other.
